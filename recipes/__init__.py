@@ -1,0 +1,1 @@
+"""Hydra recipes for verl. Found by `--config-name rltr_...` through the search-path plugin."""

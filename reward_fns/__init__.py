@@ -1,0 +1,1 @@
+"""The reward terms, one file each: the formula, and nothing else."""

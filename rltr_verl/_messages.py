@@ -1,0 +1,156 @@
+"""OpenAI-style messages -> Trajectory; the reading side of :meth:`Trajectory.from_messages`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rltr_verl.errors import DataError
+from rltr_verl.parsing import parse_turn
+from rltr_verl.schemas import argument_problem, schema_index
+from rltr_verl.trajectory import Observation, Status, ToolCall, Trajectory, Turn
+
+Message = Mapping[str, Any]
+
+
+def read_messages(
+    messages: Sequence[Message], query: str | None, *, tools: Iterable[Message], prefilled_think: bool
+) -> Trajectory:
+    """See :meth:`rltr_verl.trajectory.Trajectory.from_messages`."""
+    schemas = tuple(dict(tool) for tool in tools)
+    index = schema_index(schemas)
+    turns: list[Turn] = []
+    pending: list[Message] = []
+    ids: list[str | None] = []
+    for row, message in enumerate(messages):
+        role = _role(message, row)
+        if role == "assistant":
+            _attach(turns, ids, pending, index)
+            turn, ids = _assistant_turn(message, row, prefilled_think)
+            turns.append(turn)
+        elif role == "tool":
+            pending.append(message)
+        elif role == "user" and query is None:
+            query = _text(message.get("content"))
+    _attach(turns, ids, pending, index)
+    return Trajectory(query=query or "", turns=tuple(turns), tools=schemas, end=_end(turns))
+
+
+def _role(message: Any, row: int) -> str:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise DataError(
+            "a message must be an object with a role", where=f"messages[{row}]", fix='write {"role": ..., "content": ...}.'
+        )
+    return message["role"]
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""
+
+
+def _assistant_turn(message: Message, row: int, prefilled_think: bool) -> tuple[Turn, list[str | None]]:
+    """A turn from raw text, from ``tool_calls``, or from both (then the text is thought and the calls come after)."""
+    text = _text(message.get("content"))
+    reasoning = message.get("reasoning_content")
+    if isinstance(reasoning, str) and reasoning and "</think>" not in text:
+        text = f"<think>\n{reasoning}\n</think>\n{text}"
+    given = message.get("tool_calls")
+    if given is None:
+        turn = parse_turn(text, prefilled_think)
+        return turn, [None] * len(turn.calls)
+    if not isinstance(given, (list, tuple)):
+        raise DataError("tool_calls must be a list", where=f"messages[{row}]", fix="write a list of calls or leave it out.")
+    raws = [_raw_call(call) for call in given]
+    blocks = "\n".join(f"<tool_call>\n{raw}\n</tool_call>" for raw in raws)
+    turn = parse_turn(f"{text}\n{blocks}" if text else blocks, prefilled_think)
+    inline = len(turn.calls) - len(raws)
+    ids = [call.get("id") if isinstance(call, Mapping) else None for call in given]
+    return turn, [None] * inline + ids
+
+
+def _raw_call(call: Any) -> str:
+    function = call.get("function", call) if isinstance(call, Mapping) else call
+    if not isinstance(function, Mapping):
+        return json.dumps(function, ensure_ascii=False)
+    kept = {key: function[key] for key in ("name", "arguments", "parameters") if key in function}
+    return json.dumps(kept, ensure_ascii=False)
+
+
+def _attach(turns: list[Turn], ids: list[str | None], pending: list[Message], index: Mapping[str, Message]) -> None:
+    """Give the collected tool messages to the calls of the last turn; by id first, then in order."""
+    if not pending:
+        return
+    if not turns:
+        pending.clear()
+        return
+    turn = turns[-1]
+    by_id = {message.get("tool_call_id"): message for message in pending if message.get("tool_call_id")}
+    matched = [by_id.get(call_id) if call_id else None for call_id in ids]
+    used = {id(message) for message in matched if message is not None}
+    rest = iter([message for message in pending if id(message) not in used])
+    answers = [message if message is not None else next(rest, None) for message in matched]
+    observations = tuple(_observation(call, answer, index) for call, answer in zip(turn.calls, answers, strict=True))
+    turns[-1] = replace(turn, observations=observations)
+    pending.clear()
+
+
+def _observation(call: ToolCall, message: Message | None, index: Mapping[str, Message]) -> Observation:
+    if message is None:
+        return Observation("", Status.NOT_EXECUTED, call.name)
+    text = _text(message.get("content"))
+    return Observation(text, _status(call, message, text, index), call.name)
+
+
+def _status(call: ToolCall, message: Message, text: str, index: Mapping[str, Message]) -> Status:
+    given = message.get("status")
+    if given is not None:
+        try:
+            return Status(given)
+        except ValueError:
+            names = ", ".join(status.value for status in Status)
+            raise DataError(f"unknown status {given!r}", where="a tool message", fix=f"use one of {names}.") from None
+    status = call_status(call, index)
+    return structured_status(text) if status is Status.OK else status
+
+
+def call_status(call: ToolCall, index: Mapping[str, Message]) -> Status:
+    """What the call alone tells: unreadable, unknown tool, arguments that break the schema, or ok.
+
+    Without any schema (``index`` empty) every readable call is ok, since nothing says which tools exist.
+    """
+    if call.arguments is None:
+        return Status.UNREADABLE
+    if not index:
+        return Status.OK
+    if call.name not in index:
+        return Status.UNKNOWN_TOOL
+    return Status.BAD_ARGUMENTS if argument_problem(index[call.name], call.arguments) else Status.OK
+
+
+def structured_status(text: str) -> Status:
+    """Status that a tool states in its own JSON result: ``status: "error"`` or an ``exit_code`` other than 0.
+
+    Such a result is a program of the policy that failed, so it is charged. Plain text is never searched for words.
+    """
+    if not text.lstrip().startswith("{"):
+        return Status.OK
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return Status.OK
+    code = value.get("exit_code")
+    failed = value.get("status") == "error" or (isinstance(code, int) and not isinstance(code, bool) and code != 0)
+    return Status.BAD_ARGUMENTS if failed else Status.OK
+
+
+def _end(turns: list[Turn]) -> str:
+    if not turns:
+        return "aborted"
+    last = turns[-1]
+    if last.stopped:
+        return "answer"
+    return "turn_limit" if last.calls else "no_call"

@@ -1,0 +1,1 @@
+"""The completeness checker and its backends."""

@@ -1,0 +1,57 @@
+"""Packaging: the open folders at the top level become sub-packages of ``rltr_verl``."""
+
+from setuptools import find_packages, setup
+
+OPEN_FOLDERS = {"rltr_verl.tools": "tools", "rltr_verl.reward_fns": "reward_fns", "rltr_verl.recipes": "recipes"}
+HYDRA_PLUGIN = {"hydra_plugins.rltr_verl": "rltr_verl/_hydra"}
+
+TEST = ["pytest>=8", "pytest-timeout", "hypothesis", "pytest-asyncio"]
+DEV = [*TEST, "ruff==0.14.*", "mypy>=1.18", "types-PyYAML", "types-jsonschema", "py-spy", "build"]
+VERL_CORE = ["TransferQueue>=0.1.10", "pyzmq", "msgspec", "fastapi", "uvicorn", "cachetools"]
+
+setup(
+    name="rltr_verl",
+    version="0.1.0",
+    description="RLTR and Agent-RRM on verl: reinforcement learning of LLM agents on data without ground truth",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.13",
+    package_dir={**OPEN_FOLDERS, **HYDRA_PLUGIN},
+    packages=[*find_packages(include=["rltr_verl", "rltr_verl.*"]), *OPEN_FOLDERS, *HYDRA_PLUGIN],
+    package_data={"rltr_verl.recipes": ["*.yaml", "*/*.yaml"], "rltr_verl": ["py.typed", "**/*.txt", "**/*.j2"]},
+    install_requires=[
+        "verl>=0.9.1,<0.10",
+        *VERL_CORE,
+        "torch>=2.6",
+        "transformers>=5.5.3,<5.11",
+        "ray[default]>=2.41",
+        "omegaconf>=2.3",
+        "hydra-core>=1.3",
+        "aiohttp>=3.9",
+        "jsonschema>=4.20",
+        "matplotlib>=3.8",
+        "numpy>=2.0",
+        "pandas>=2.2",
+        "psutil>=5.9",
+        "pyarrow>=19",
+        "pydantic>=2.7",
+        "jinja2>=3.1",
+        "rich>=13",
+        "tenacity>=8.2",
+        "typer>=0.12",
+        "wrapt>=1.16",
+    ],
+    extras_require={
+        "cpu": ["torch==2.13.0"],
+        "vllm": ["vllm>=0.11"],
+        "sglang": ["sglang>=0.5"],
+        "mcp": ["mcp>=1.9"],
+        "test": TEST,
+        "dev": DEV,
+    },
+    entry_points={
+        "verl.plugins": ["rltr_verl = rltr_verl.plugin"],
+        "console_scripts": ["rltr = rltr_verl.cli.main:app"],
+    },
+)

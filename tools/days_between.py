@@ -1,0 +1,26 @@
+"""Calendar distance for a planner."""
+
+from __future__ import annotations
+
+from datetime import date
+
+from rltr_verl import tool
+from rltr_verl.errors import BadArguments
+
+
+@tool
+def days_between(start: str, end: str) -> str:
+    """Count the days from one date to another; negative when the second is earlier.
+
+    Args:
+        start: first date, YYYY-MM-DD.
+        end: second date, YYYY-MM-DD.
+    """
+    return str((_date(end, "end") - _date(start, "start")).days)
+
+
+def _date(text: str, name: str) -> date:
+    try:
+        return date.fromisoformat(text.strip())
+    except ValueError:
+        raise BadArguments(f"{name} must be a date like 2031-05-17, not {text!r}") from None
