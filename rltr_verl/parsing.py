@@ -10,7 +10,8 @@ Rules, each with one outcome used everywhere:
   duplicate keys, NaN and numbers too long to read make the call unreadable; nothing is repaired by guessing.
 * A turn ends at ``<answer>``. A planner writes nothing after it; end to end, ``<answer>text</answer>`` holds the answer.
 
-One pass over the tags: linear time in the length of the text.
+One pass over the tags: linear time in the length of the text. After :data:`MAX_UNREADABLE` unreadable blocks the rest of
+the turn is one more of them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import Any
 from rltr_verl.trajectory import ToolCall, Turn
 
 STOP_MARKER = "<answer>"
+MAX_UNREADABLE = 64
+"""Each failed decode costs a pass over the text (for the line number in its message), so their number is bounded."""
 
 _TAG = re.compile(
     r"</?think>|</?tool_call>|</?answer>|</?tool_response>|<[|｜](?:im_start|im_end|endoftext|eot_id|start_header_id)[|｜]>"
@@ -130,6 +133,10 @@ class _Scan:
         elif tag == "<tool_call>":
             self._tool_call()
         else:
+            self._stray_close(tag)
+
+    def _stray_close(self, tag: str) -> None:
+        if len(self.calls) <= MAX_UNREADABLE:
             self.calls.append(ToolCall(None, None, tag, "</tool_call> without <tool_call>"))
 
     def _think(self, tag: str) -> None:
@@ -157,6 +164,10 @@ class _Scan:
 
     def _tool_call(self) -> None:
         start = self.position
+        if sum(call.error is not None for call in self.calls) >= MAX_UNREADABLE:
+            self.calls.append(ToolCall(None, None, self.text[start:], "too many unreadable blocks before this one"))
+            self.position = len(self.text)
+            return
         values, end, problem = _json_values(self.text, start)
         close = re.compile(r"\s*</tool_call>").match(self.text, end) if not problem else None
         if close:

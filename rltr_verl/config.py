@@ -1,0 +1,152 @@
+"""The recipe node ``rltr:`` as strict typed settings. Importable without torch or verl.
+
+Unknown keys are refused with the nearest known one. A setting whose value the paper gives is marked [paper]; one the
+paper leaves open is marked [ours].
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rltr_verl.errors import ConfigError
+
+
+class Settings(BaseModel):
+    """Base of every settings node: frozen, and no key passes unseen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RolloutSettings(Settings):
+    """The planner loop."""
+
+    max_turns: int = Field(10, ge=1, description="Assistant turns a trajectory may take [ours].")
+    max_parallel_calls: int = Field(4, ge=1, description="Calls of one turn that are executed [ours].")
+    tool_timeout_s: float = Field(30.0, gt=0, description="Wall time of one tool call [ours].")
+    max_observation_tokens: int = Field(512, ge=8, description="An observation is cut to this many tokens [ours].")
+    stop_marker: str = Field("<answer>", min_length=1, description="The planner ends by writing it [paper A.1].")
+    thinking: bool = Field(False, description="The chat template opens <think> in the generation prompt.")
+    mode: Literal["planner", "end_to_end"] = Field("planner", description="Who writes the answer.")
+
+
+class RewardSettings(Settings):
+    """Total reward (RLTR Eq. 3)."""
+
+    terms: dict[str, dict[str, Any] | None] = Field(
+        default_factory=lambda: {"completeness": {}, "repeat": {}, "error": {}},
+        description="Reward terms in order: {name: settings}; 'weight', 'path' (a user's file) and the term's own.",
+    )
+    format_invalid: float = Field(-1.0, description="Total of a malformed trajectory; no term runs [paper Eq. 3].")
+    floor: float | None = Field(-1.0, description="A well-formed trajectory never scores below this [ours].")
+    require_stop_marker: bool = Field(True, description="A trajectory without the stop marker is malformed [ours].")
+
+    @model_validator(mode="after")
+    def _has_a_term(self) -> RewardSettings:
+        if not self.active_terms:
+            raise ValueError("no reward term is left; keep at least one under rltr.reward.terms")
+        return self
+
+    @property
+    def active_terms(self) -> dict[str, dict[str, Any]]:
+        """Terms in order; one set to null by an override is off."""
+        return {name: dict(value) for name, value in self.terms.items() if value is not None}
+
+
+class JudgeSettings(Settings):
+    """The completeness checker (RLTR Eq. 2)."""
+
+    backend: Literal["checklist", "endpoint"] = Field("checklist", description="Rows' needs, or a chat endpoint.")
+    credit: Literal["all", "fraction"] = Field(
+        "all", description="checklist: 1 if every need is met [paper's vote is 0/1], or the share of needs [ours]."
+    )
+    n_votes: int = Field(3, ge=1, description="N of Eq. 2 [ours].")
+    min_votes: int = Field(1, ge=1, description="Readable votes needed, else unscored [ours].")
+    base_url: str | None = Field(None, description="endpoint: OpenAI-compatible URL, ending in /v1.")
+    model: str | None = Field(None, description="endpoint: model name to ask for.")
+    api_key_env: str | None = Field(None, description="endpoint: environment variable that holds the key.")
+    temperature: float = Field(0.7, ge=0, description="Sampling temperature of a vote [ours].")
+    max_tokens: int = Field(512, ge=1, description="Longest reply of a vote [ours].")
+    timeout_s: float = Field(60.0, gt=0, description="Deadline of one request [ours].")
+    retries: int = Field(3, ge=0, description="Further attempts after a transport fault, 429 or 5xx [ours].")
+    concurrency: int = Field(32, ge=1, description="Requests in flight per reward worker [ours].")
+    language: Literal["en", "zh"] = Field("en", description="Language of the judge prompt.")
+
+    @model_validator(mode="after")
+    def _complete(self) -> JudgeSettings:
+        if self.backend == "endpoint" and not (self.base_url and self.model):
+            raise ValueError("backend=endpoint needs rltr.judge.base_url and rltr.judge.model")
+        if self.min_votes > self.n_votes:
+            raise ValueError(f"min_votes={self.min_votes} exceeds n_votes={self.n_votes}")
+        return self
+
+
+class EstimatorNeeds(Settings):
+    """What one advantage estimator needs besides its name; recipes interpolate from this table."""
+
+    n: int = Field(ge=1, description="Rollouts per query.")
+    critic: bool = Field(False, description="Whether a critic is trained.")
+    use_kl_loss: bool = Field(False, description="KL to the reference in the actor's loss.")
+    use_kl_in_reward: bool = Field(False, description="KL to the reference in the token reward.")
+
+
+class RltrSettings(Settings):
+    """The whole node ``rltr:``."""
+
+    tools: list[str] = Field(default_factory=list, description="Tool names, files or modules, in the model's order.")
+    tool_settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Keyword-only settings per tool.")
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
+    reward: RewardSettings = Field(default_factory=RewardSettings)
+    judge: JudgeSettings = Field(default_factory=JudgeSettings)
+    dump_dir: str | None = Field(None, description="Folder for one JSON line per scored trajectory.")
+    prompt_checks: bool = Field(True, description="Check model, data and tools before Ray starts.")
+    estimator: dict[str, EstimatorNeeds] = Field(default_factory=dict, description="See EstimatorNeeds.")
+    paper: dict[str, Any] = Field(default_factory=dict, description="Free notes of a recipe; read by nothing.")
+
+
+def load_settings(node: Mapping[str, Any] | None) -> RltrSettings:
+    """Check a plain (resolved) ``rltr:`` mapping.
+
+    Raises :class:`ConfigError` naming the key path, what is wrong and, for an unknown key, the nearest known one.
+    """
+    try:
+        return RltrSettings.model_validate(dict(node or {}))
+    except ValidationError as error:
+        raise _explain(error) from None
+
+
+def from_omegaconf(config: Any) -> RltrSettings:
+    """Settings from a Hydra config that has a node ``rltr``."""
+    from omegaconf import OmegaConf
+
+    node = config.get("rltr")
+    if node is None:
+        fix = "start from a recipe (--config-name rltr_planner) or add the node."
+        raise ConfigError("the config has no node 'rltr'", where="rltr", fix=fix)
+    return load_settings(OmegaConf.to_container(node, resolve=True))
+
+
+def _explain(error: ValidationError) -> ConfigError:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    where = ".".join(["rltr", *path])
+    if first["type"] == "extra_forbidden":
+        known = sorted(_known_keys(path[:-1]))
+        close = difflib.get_close_matches(path[-1], known, n=1)
+        fix = f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(known)}."
+        return ConfigError(f"unknown key '{path[-1]}'", where=where, fix=fix)
+    message = first["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(first["input"], (dict, BaseModel)) else f" (given: {first['input']!r})"
+    return ConfigError(f"{message}{given}", where=where, fix="see docs/settings.md for the meaning and range.")
+
+
+def _known_keys(path: list[str]) -> Iterator[str]:
+    model: Any = RltrSettings
+    for part in path:
+        field = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        model = field.annotation if field else EstimatorNeeds
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        yield from model.model_fields

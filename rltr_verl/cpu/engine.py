@@ -1,0 +1,103 @@
+"""verl's FSDP2 engines on the CPU, in true fp32.
+
+Subclasses of verl's own engines that change what cannot work or is wrong without an accelerator, so that a recipe need
+not: the precision (verl computes in bf16 unless ``mixed_precision`` is set, whatever ``dtype`` says), FSDP1, memory
+pinning and offloading, flash-attention and the packed batches that need it, and ``torch.compile``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
+
+from rltr_verl.cpu.value_head import without_flash_attention
+from rltr_verl.errors import ConfigError
+
+_FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+
+
+class _CPUEngine(FSDPEngine):
+    """What the language model's and the value model's engine share."""
+
+    def __init__(
+        self,
+        model_config: HFModelConfig,
+        engine_config: FSDPEngineConfig,
+        optimizer_config: FSDPOptimizerConfig,
+        checkpoint_config: CheckpointConfig,
+    ) -> None:
+        """Take verl's configuration as it is and run it on the CPU.
+
+        Raises:
+            ConfigError: a setting asks for what needs an accelerator: sequence parallelism or fused kernels.
+        """
+        _refuse_accelerator_features(model_config, engine_config)
+        without_flash_attention(model_config.hf_config)
+        super().__init__(model_config, for_cpu(engine_config), optimizer_config, checkpoint_config)
+        self.use_remove_padding = False
+
+    def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Shard the model as a trainable one: for a reference model verl would offload to pinned memory."""
+        forward_only, self.engine_config.forward_only = self.engine_config.forward_only, False
+        try:
+            return super()._build_fsdp_module(module)
+        finally:
+            self.engine_config.forward_only = forward_only
+
+    def forward_step(
+        self, micro_batch: TensorDict, loss_function: Callable | None, forward_only: bool
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Run one micro-batch as a padded batch: only flash-attention keeps packed sequences apart."""
+        tensordict_utils.assign_non_tensor(micro_batch, use_remove_padding=False)
+        return super().forward_step(micro_batch, loss_function, forward_only)
+
+
+class CPUEngineWithLMHead(_CPUEngine, FSDPEngineWithLMHead):
+    """Actor, reference and SFT model."""
+
+
+class CPUEngineWithValueHead(_CPUEngine, FSDPEngineWithValueHead):
+    """Critic."""
+
+
+def for_cpu(config: FSDPEngineConfig) -> FSDPEngineConfig:
+    """Return ``config`` with what the CPU needs: FSDP2, fp32 unless ``mixed_precision`` is given, nothing offloaded."""
+    return replace(
+        config,
+        strategy="fsdp2",
+        mixed_precision=config.mixed_precision or _FP32,
+        model_dtype=config.model_dtype or "fp32",
+        param_offload=False,
+        optimizer_offload=False,
+        offload_policy=False,
+        use_torch_compile=False,
+    )
+
+
+def _refuse_accelerator_features(model_config: HFModelConfig, engine_config: FSDPEngineConfig) -> None:
+    if engine_config.ulysses_sequence_parallel_size > 1:
+        raise ConfigError(
+            "sequence parallelism needs packed batches and with them flash-attention, which has no CPU version",
+            where="ulysses_sequence_parallel_size",
+            fix="set it to 1 and use more ranks (trainer.n_gpus_per_node) instead.",
+        )
+    if model_config.use_fused_kernels:
+        raise ConfigError(
+            "fused kernels are Triton code for an accelerator", where="model.use_fused_kernels", fix="set it to false."
+        )
+
+
+def register(_: ModuleType) -> None:
+    """Register both engines for device ``cpu`` under the backends ``fsdp`` and ``fsdp2``; both run FSDP2."""
+    for model_type, engine in (("language_model", CPUEngineWithLMHead), ("value_model", CPUEngineWithValueHead)):
+        EngineRegistry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(engine)
