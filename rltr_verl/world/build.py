@@ -1,0 +1,238 @@
+"""Write a world folder and read it back.
+
+    manifest.json      format version, seed, sizes, sha256 of every file
+    facts.jsonl        the search corpus: {"key", "text"} a line
+    {train,val,val_unseen}.parquet   rows in verl's format
+    {train,val,val_unseen}.jsonl     the same queries, readable
+    coldstart.parquet  the short-sighted teacher's conversations, for verl's MultiTurnSFTDataset
+    model/             the untrained tiny planner with its tokenizer
+
+The folder appears at once and complete, or not at all: everything is written beside it and then renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rltr_verl.errors import WorldError
+from rltr_verl.tooling import Tool, load_tools, schemas
+from rltr_verl.world.facts import (
+    ATTRIBUTES,
+    CITIES,
+    EVENT_ATTRIBUTES,
+    EVENTS,
+    NEW_NAMES,
+    OLD_NAMES,
+    REFERENCE_DATES,
+    Facts,
+    make_facts,
+)
+from rltr_verl.world.policies import Row, Teacher, play
+from rltr_verl.world.queries import Query
+from rltr_verl.world.splits import SPLITS, make_splits
+
+FORMAT, VERSION = "rltr_world", 1
+"""Raise ``VERSION`` with any change that makes an older folder unusable or its figures incomparable."""
+
+AGENT_NAME = "rltr_planner"
+TOOL_NAMES = ("calculator", "days_between", "search")
+
+
+@dataclass(frozen=True)
+class WorldSizes:
+    """How much a world holds: queries per split, conversations of the cold start, the teacher's persistence."""
+
+    train: int = 2000
+    val: int = 128
+    val_unseen: int = 96
+    coldstart: int = 8000
+    persistence: float = 0.5
+
+
+@dataclass(frozen=True)
+class World:
+    """A complete world folder."""
+
+    folder: Path
+    seed: int
+    sizes: WorldSizes
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def corpus(self) -> Path:
+        return self.folder / "facts.jsonl"
+
+    @property
+    def coldstart(self) -> Path:
+        return self.folder / "coldstart.parquet"
+
+    def split(self, name: str) -> Path:
+        """Parquet file of a split in :data:`rltr_verl.world.splits.SPLITS`."""
+        return self.folder / f"{name}.parquet"
+
+
+def build_world(folder: str | Path, seed: int = 1, sizes: WorldSizes | None = None, *, overwrite: bool = False) -> World:
+    """Build the world of ``seed`` in ``folder``; the same arguments give the same bytes.
+
+    A folder that already holds exactly this world is kept as it is.
+
+    Raises:
+        WorldError: ``folder`` holds something else and ``overwrite`` is False, or is no world folder at all.
+    """
+    target, sizes = Path(folder), sizes or WorldSizes()
+    if target.exists() and any(target.iterdir()):
+        if not (target / "manifest.json").exists():
+            raise WorldError("the folder holds other files", where=str(target), fix="choose a new or empty folder.")
+        if not overwrite:
+            return _same_world(target, seed, sizes)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
+        fresh = Path(scratch) / "world"
+        _write_world(fresh, seed, sizes)
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(fresh, target)
+    return World(target, seed, sizes)
+
+
+def load_world(folder: str | Path) -> World:
+    """Open a world folder.
+
+    Raises:
+        WorldError: no world is there, it was built by another version, or a file is missing.
+    """
+    path = Path(folder)
+    rebuild = f"build it anew with `rltr world build {path} --seed SEED`."
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise WorldError("no world here (manifest.json is missing)", where=str(path), fix=rebuild) from None
+    except ValueError as error:
+        raise WorldError(f"manifest.json is not JSON ({error})", where=str(path), fix=rebuild) from None
+    if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
+        found = f"{manifest.get('format')} version {manifest.get('version')}"
+        fix = f"delete the folder or pass --overwrite, then {rebuild}"
+        raise WorldError(f"{found} found, this package reads {FORMAT} version {VERSION}", where=str(path), fix=fix)
+    missing = [name for name in manifest["files"] if not (path / name).exists()]
+    if missing:
+        raise WorldError(f"{missing[0]} is missing", where=str(path), fix=rebuild)
+    return World(path, manifest["seed"], WorldSizes(**manifest["sizes"]))
+
+
+def load_world_tools(corpus: str | Path) -> dict[str, Tool]:
+    """The world's three tools by name, ``search`` bound to ``corpus``."""
+    return load_tools(TOOL_NAMES, {"search": {"corpus": str(corpus)}})
+
+
+def query_row(query: Query, split: str, index: int) -> dict[str, Any]:
+    """A query as a row of verl's RL parquet."""
+    info = {
+        "index": index,
+        "split": split,
+        "kind": query.kind,
+        "lang": query.lang,
+        "query": query.text,
+        "needs": json.dumps(query.needs, ensure_ascii=False),
+        "plan": json.dumps([asdict(call) for call in query.plan], ensure_ascii=False),
+        "reference": query.reference,
+    }
+    return {
+        "data_source": f"rltr_world/{query.kind}",
+        "prompt": [{"role": "user", "content": query.text}],
+        "agent_name": AGENT_NAME,
+        "reward_model": {"style": "rule", "ground_truth": query.reference},
+        "extra_info": info,
+    }
+
+
+def coldstart_rows(rows: list[Row], tools: Mapping[str, Tool], seed: int, sizes: WorldSizes) -> list[dict[str, Any]]:
+    """The teacher's conversations over the train rows, again and again with new draws until there are enough."""
+    callables = {name: tool.call for name, tool in tools.items()}
+    described = schemas(tools)
+    conversations = []
+    for number in range(sizes.coldstart):
+        lap, position = divmod(number, len(rows))
+        teacher = Teacher(seed=seed + lap, persistence=sizes.persistence)
+        conversations.append({"messages": play(teacher, rows[position], callables), "tools": described})
+    random.Random(f"coldstart {seed}").shuffle(conversations)
+    return conversations
+
+
+def _same_world(target: Path, seed: int, sizes: WorldSizes) -> World:
+    """The world in ``target`` if it is exactly the one asked for."""
+    world = load_world(target)
+    if (world.seed, world.sizes) != (seed, sizes):
+        problem = f"another world is here (seed {world.seed}, {world.sizes})"
+        raise WorldError(problem, where=str(target), fix="choose another folder, or overwrite it (--overwrite).")
+    return world
+
+
+def _write_world(folder: Path, seed: int, sizes: WorldSizes) -> None:
+    facts = make_facts(seed)
+    folder.mkdir()
+    _write_jsonl(folder / "facts.jsonl", facts.documents())
+    splits = make_splits(facts, seed, {split: getattr(sizes, split) for split in SPLITS})
+    rows = {split: [query_row(q, split, i) for i, q in enumerate(queries)] for split, queries in splits.items()}
+    for split in SPLITS:
+        _write_parquet(folder / f"{split}.parquet", rows[split])
+        _write_jsonl(folder / f"{split}.jsonl", (row["extra_info"] for row in rows[split]))
+    tools = load_world_tools(folder / "facts.jsonl")
+    conversations = coldstart_rows(rows["train"], tools, seed, sizes)
+    _write_parquet(folder / "coldstart.parquet", conversations)
+    _write_model(folder / "model", facts, conversations, seed)
+    _write_manifest(folder, seed, sizes)
+
+
+def _write_model(folder: Path, facts: Facts, conversations: list[dict[str, Any]], seed: int) -> None:
+    """Tokenizer and untrained model. torch and transformers are imported here: reading a world needs neither."""
+    from rltr_verl.world.model import make_model, make_tokenizer, save_model
+
+    tokenizer = make_tokenizer(_tokenizer_texts(facts, conversations), _names())
+    save_model(folder, make_model(tokenizer, seed), tokenizer)
+
+
+def _names() -> list[str]:
+    """What a planner copies in one piece."""
+    attributes = ATTRIBUTES | EVENT_ATTRIBUTES
+    return [*CITIES, *OLD_NAMES, *NEW_NAMES, *EVENTS, *attributes, *attributes.values()]
+
+
+def _tokenizer_texts(facts: Facts, conversations: list[dict[str, Any]]) -> Iterable[str]:
+    """What BPE learns from: the conversations, and each number and date often enough to become a token."""
+    for conversation in conversations:
+        yield from (message["content"] for message in conversation["messages"])
+    dates = {value for value in facts.values.values() if "-" in value} | {day.isoformat() for day in REFERENCE_DATES}
+    for text in [str(number) for number in range(10, 100)] + sorted(dates):
+        yield from [text] * len(conversations)
+
+
+def _write_manifest(folder: Path, seed: int, sizes: WorldSizes) -> None:
+    """Written last: a folder with a manifest is complete."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    digests = {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    manifest = {"format": FORMAT, "version": VERSION, "seed": seed, "sizes": asdict(sizes), "files": digests}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_jsonl(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
+    lines = (json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    pq.write_table(pa.Table.from_pylist(rows), path)
