@@ -81,3 +81,7 @@ class Unscored(RltrError):
 
 class GateError(RltrError):
     """The cold start did not reach what the RL stage needs."""
+
+
+class RolloutError(RltrError):
+    """The rollout engine cannot go on with what it was given: weights that do not fit, logits that are not numbers."""
