@@ -3,7 +3,6 @@
 from setuptools import find_packages, setup
 
 OPEN_FOLDERS = {"rltr_verl.tools": "tools", "rltr_verl.reward_fns": "reward_fns", "rltr_verl.recipes": "recipes"}
-HYDRA_PLUGIN = {"hydra_plugins.rltr_verl": "rltr_verl/_hydra"}
 
 TEST = ["pytest>=8", "pytest-timeout", "hypothesis", "pytest-asyncio"]
 DEV = [*TEST, "ruff==0.14.*", "mypy>=1.18", "types-PyYAML", "types-jsonschema", "py-spy", "build"]
@@ -17,8 +16,8 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.13",
-    package_dir={**OPEN_FOLDERS, **HYDRA_PLUGIN},
-    packages=[*find_packages(include=["rltr_verl", "rltr_verl.*"]), *OPEN_FOLDERS, *HYDRA_PLUGIN],
+    package_dir=OPEN_FOLDERS,
+    packages=[*find_packages(include=["rltr_verl", "rltr_verl.*"]), *OPEN_FOLDERS],
     package_data={"rltr_verl.recipes": ["*.yaml", "*/*.yaml"], "rltr_verl": ["py.typed", "**/*.txt", "**/*.j2"]},
     install_requires=[
         "verl>=0.9.1,<0.10",

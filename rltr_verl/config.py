@@ -96,15 +96,15 @@ class EstimatorNeeds(Settings):
 class RltrSettings(Settings):
     """The whole node ``rltr:``."""
 
+    world: str | None = Field(None, description="Folder of an offline world; recipes take paths from it.")
     tools: list[str] = Field(default_factory=list, description="Tool names, files or modules, in the model's order.")
     tool_settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Keyword-only settings per tool.")
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)
     reward: RewardSettings = Field(default_factory=RewardSettings)
     judge: JudgeSettings = Field(default_factory=JudgeSettings)
     dump_dir: str | None = Field(None, description="Folder for one JSON line per scored trajectory.")
-    prompt_checks: bool = Field(True, description="Check model, data and tools before Ray starts.")
+    preflight: bool = Field(True, description="Check model, data, tools and disk before Ray starts.")
     estimator: dict[str, EstimatorNeeds] = Field(default_factory=dict, description="See EstimatorNeeds.")
-    paper: dict[str, Any] = Field(default_factory=dict, description="Free notes of a recipe; read by nothing.")
 
 
 def load_settings(node: Mapping[str, Any] | None) -> RltrSettings:
