@@ -1,8 +1,8 @@
 """R_error: calls that no tool could take. (RLTR 3.2, Algorithm 1 line 12)
 
-R_error = -mu times the number of calls outside of the valid actions. The paper does not define that set; ours: a call that
-cannot be read, names no known tool, or breaks the tool's schema. What fails on the tool's side is never charged, and
-nothing is inferred from words in an observation. mu is not given in the paper; 0.2 is ours.
+R_error = -mu times the number of calls outside of the valid actions. The paper does not define that set; ours: a call
+that cannot be read, names no known tool, or breaks the tool's schema. What fails on the tool's side is never charged,
+and nothing is inferred from words in an observation. mu is not given in the paper; 0.2 is ours.
 """
 
 from __future__ import annotations

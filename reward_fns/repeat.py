@@ -1,9 +1,10 @@
 """R_repeat: calls that ask again what was just asked. (RLTR 3.2, Algorithm 1 line 11)
 
 R_repeat = -lambda times the number of repeated calls. The paper counts a call identical to the one before it; with
-several calls in a turn we read "before" as: made earlier in the same turn or in the directly preceding turn, whatever the
-order. Identical is :meth:`rltr_verl.trajectory.ToolCall.key`. A call that was not executed is no repeat and is not
-remembered; a call that failed on the tool's side may be made again. lambda is not given in the paper; 0.1 is ours.
+several calls in a turn we read "before" as: made earlier in the same turn or in the directly preceding turn, whatever
+the order. Identical is :meth:`rltr_verl.trajectory.ToolCall.key`. A call that was not executed is no repeat and is
+not remembered; a call that failed on the tool's side may be made again. lambda is not given in the paper; 0.1 is
+ours.
 """
 
 from __future__ import annotations
@@ -59,5 +60,3 @@ class Repeat(RewardTerm):
         found = self.measure(trajectory)
         charge = self.lambda_ * found["repeats"]
         return TermResult(-charge if self.cap is None else -min(charge, self.cap), found)
-
-

@@ -30,12 +30,14 @@ class TermResult:
 class RewardTerm(ABC):
     """A reward term: one file in ``reward_fns/`` or a user's own file.
 
-    Subclasses take their settings as keyword arguments of ``__init__`` (from ``rltr.reward.terms.<name>``) and implement
-    :meth:`score`. A term that cannot tell raises :class:`rltr_verl.errors.Unscored`; it never returns a stand-in.
+    Subclasses take their settings as keyword arguments of ``__init__`` (from ``rltr.reward.terms.<name>``) and
+    implement :meth:`score`. A setting whose name is a Python keyword ends in an underscore there (``lambda`` ->
+    ``lambda_``); a parameter ``checker`` receives the run's completeness checker. A term that cannot tell raises
+    :class:`rltr_verl.errors.Unscored`; it never returns a stand-in.
     """
 
     metric_keys: tuple[str, ...] = ()
-    """Keys of :attr:`TermResult.metrics`; the same on every path, since verl indexes all rows by the first row's keys."""
+    """Keys of :attr:`TermResult.metrics`, the same on every path: verl indexes all rows by the first row's keys."""
 
     @abstractmethod
     async def score(self, trajectory: Trajectory, row: Mapping[str, Any]) -> TermResult:
@@ -45,3 +47,11 @@ class RewardTerm(ABC):
             trajectory: turns with typed observations.
             row: the query's data (``query``, ``needs``, ``reference``, ...); keys that the data lack are absent.
         """
+
+    def measure(self, trajectory: Trajectory) -> Mapping[str, float]:
+        """Counts for the log that need no judge, taken of every trajectory, a malformed one too.
+
+        Returns:
+            Values for some of :attr:`metric_keys`; they never enter the total.
+        """
+        return {}

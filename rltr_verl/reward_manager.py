@@ -1,0 +1,102 @@
+"""verl's reward manager ``rltr``: hands the rollout's trajectory to the scorer.
+
+verl gives a reward manager token ids without the response mask, so model text and observations cannot be told apart
+here. The planner loop therefore sends the structured trajectory along (``extra_fields``), and this is the one that is
+scored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+
+from rltr_verl.config import from_omegaconf
+from rltr_verl.dump import TrajectoryDump
+from rltr_verl.errors import DataError, Unscored
+from rltr_verl.scoring import ScoredTrajectory, Scorer
+from rltr_verl.trajectory import Trajectory
+
+NAME = "rltr"
+"""Value of ``reward.reward_manager.name``."""
+
+TRAJECTORY_KEY = "rltr_trajectory"
+"""Key of the loop's ``extra_fields`` that holds :meth:`Trajectory.to_dict`, or its JSON text."""
+
+
+class RltrRewardManager(RewardManagerBase):
+    """Scores one trajectory a call; see :class:`rltr_verl.scoring.Scorer` for the formula."""
+
+    def __init__(
+        self,
+        config: Any,
+        tokenizer: Any,
+        compute_score: Any = None,
+        reward_router_address: str | None = None,
+        reward_model_tokenizer: Any = None,
+    ) -> None:
+        super().__init__(config, tokenizer, compute_score)
+        settings = from_omegaconf(config)
+        self.scorer = Scorer(settings)
+        self.dump = TrajectoryDump(settings.dump_dir) if settings.dump_dir else None
+
+    async def run_single(self, data: DataProto) -> dict[str, Any]:
+        """Score the last sequence of ``data``, as verl asks.
+
+        Returns:
+            ``reward_score`` (the total) and ``reward_extra_info``: floats under keys fixed for the run.
+
+        Raises:
+            Unscored: no verdict; verl drops the trajectory from its group instead of training on a stand-in.
+            DataError: no trajectory came with the sequence.
+        """
+        fields = {key: values[-1] for key, values in data.non_tensor_batch.items()}
+        trajectory = _trajectory(fields)
+        row = _row(fields)
+        scored = await self.scorer.score(trajectory, row)
+        if self.dump:
+            self.dump.write(_record(fields, row, trajectory, scored))
+        if scored.total is None:
+            raise Unscored(scored.unscored or "no verdict", where=f"row {row.get('index', '?')}")
+        return {"reward_score": scored.total, "reward_extra_info": scored.metrics}
+
+
+def register() -> None:
+    """Make ``reward.reward_manager.name=rltr`` known to verl."""
+    from verl.experimental.reward_loop.reward_manager import registry
+
+    registry.register(NAME)(RltrRewardManager)
+
+
+def _trajectory(fields: Mapping[str, Any]) -> Trajectory:
+    value = (fields.get("tool_extra_fields") or {}).get(TRAJECTORY_KEY)
+    if value is None:
+        problem = f"no trajectory came with the rollout (agent loop: {fields.get('agent_name', 'the default one')})"
+        fix = (
+            'give each row the column agent_name="rltr_planner", or set '
+            "actor_rollout_ref.rollout.agent.default_agent_loop=rltr_planner."
+        )
+        raise DataError(problem, where="reward manager rltr", fix=fix)
+    return Trajectory.from_dict(json.loads(value) if isinstance(value, str) else value)
+
+
+def _row(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What the terms see of the query's row: ``extra_info``, and the reference of ``reward_model`` if it has none."""
+    row = dict(fields.get("extra_info") or {})
+    row.setdefault("data_source", fields.get("data_source"))
+    reference = (fields.get("reward_model") or {}).get("ground_truth")
+    if row.get("reference") is None and reference is not None:
+        row["reference"] = reference
+    return row
+
+
+def _record(
+    fields: Mapping[str, Any], row: Mapping[str, Any], trajectory: Trajectory, scored: ScoredTrajectory
+) -> dict[str, Any]:
+    """One line of the dump: where it comes from, the score in parts, and the whole trajectory."""
+    origin = {key: fields.get(key) for key in ("uid", "global_steps", "data_source")}
+    known = {key: row.get(key) for key in ("index", "split", "kind", "lang")}
+    return {**origin, **known, **scored.record(), "trajectory": trajectory.to_dict()}
