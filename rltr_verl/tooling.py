@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from rltr_verl._binding import bind_settings
 from rltr_verl.errors import ConfigError, ToolDefinitionError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,7 +74,7 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
             raise _undefined(function, f"has no type for '{parameter.name}'", "annotate it, for example with str.")
         if parameter.kind is parameter.KEYWORD_ONLY:
             continue
-        properties[parameter.name] = _property(function, hints[parameter.name], arguments.get(parameter.name))
+        properties[parameter.name] = _property(parameter, hints[parameter.name], arguments.get(parameter.name))
         if parameter.default is parameter.empty:
             required.append(parameter.name)
     parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
@@ -162,29 +163,17 @@ def load_file(path: str, where: str) -> Any:
 def _bind(function: Callable[..., Any], settings: Mapping[str, Any]) -> Tool:
     """Check the settings against the keyword-only parameters and bind them."""
     where = f"rltr.tool_settings.{function.__name__}"
-    hints = typing.get_type_hints(function)
-    known = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    for name in settings:
-        if name not in known:
-            raise ConfigError(f"unknown setting '{name}'", where=where, fix=f"known: {', '.join(known) or 'none'}.")
-    for name, parameter in known.items():
-        if name not in settings and parameter.default is parameter.empty:
-            raise ConfigError(f"setting '{name}' is missing", where=where, fix=f"add rltr.tool_settings.{function.__name__}.{name}=...")
-    bound = {name: _checked(value, hints[name], f"{where}.{name}") for name, value in settings.items()}
-    call = functools.partial(function, **bound)
+    ordinary = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    bound = bind_settings(function, settings, where, given=dict.fromkeys(ordinary))
+    call = functools.partial(function, **{name: value for name, value in bound.items() if name not in ordinary})
     return Tool(function.__name__, describe(function), call, inspect.iscoroutinefunction(function))
 
 
-def _checked(value: Any, kind: Any, where: str) -> Any:
-    try:
-        return TypeAdapter(kind).validate_python(value)
-    except ValidationError as error:
-        raise ConfigError(f"{value!r}: {error.errors()[0]['msg']}", where=where, fix=f"give a value of type {kind}.") from None
-
-
-def _property(function: Callable[..., Any], hint: Any, description: str | None) -> dict[str, Any]:
+def _property(parameter: inspect.Parameter, hint: Any, description: str | None) -> dict[str, Any]:
     schema = TypeAdapter(hint).json_schema()
     schema.pop("title", None)
+    if parameter.default is not parameter.empty:
+        schema["default"] = parameter.default
     if description:
         schema["description"] = description
     return json.loads(json.dumps(schema))

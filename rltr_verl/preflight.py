@@ -1,0 +1,210 @@
+"""Checks before Ray starts: one clear error with its fix instead of a traceback from a worker half an hour later.
+
+Hydra calls :class:`PreflightCallback` in the driver of ``main_ppo`` and of the SFT trainer, since the recipes name it
+under ``hydra.callbacks``. ``rltr.preflight=false`` turns it off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rltr_verl.config import RltrSettings, from_omegaconf
+from rltr_verl.errors import ConfigError, DataError, DiskError, ModelError, RltrError
+
+MIN_FREE_BYTES = 1 << 30
+"""Free disk below which a run is not started: a checkpoint would be torn."""
+
+
+class PreflightCallback(Callback):
+    """Runs :func:`check` when Hydra starts the job. Hydra swallows exceptions of callbacks, hence the ``sys.exit``."""
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        try:
+            check(config)
+        except RltrError as error:
+            sys.exit(f"\n[rltr_verl] {type(error).__name__}: {error}\n")
+
+
+def check(config: DictConfig) -> None:
+    """Check everything that can be known before Ray starts.
+
+    Raises :class:`RltrError` (ConfigError, DataError, ModelError, DiskError, ToolDefinitionError) for the first problem.
+    """
+    _no_missing_values(config)
+    settings = from_omegaconf(config)
+    if not settings.preflight:
+        return
+    checks: list[Callable[[DictConfig, RltrSettings], None]] = [check_world, check_terms, check_disk]
+    for one in checks:
+        one(config, settings)
+    template = check_model_and_tools(config, settings)
+    check_data(config, settings, template)
+
+
+def _no_missing_values(config: DictConfig) -> None:
+    """Mandatory values (``???``) that the user has to give, and interpolations that lead nowhere."""
+    for key in sorted(OmegaConf.missing_keys(config)):
+        if not key.startswith(("hydra.", "reward.reward_model.rollout", "distillation.")):
+            raise ConfigError("a value is missing", where=key, fix=f"add {key}=... to the command line.")
+    estimator = config.get("algorithm", {}).get("adv_estimator")
+    table = config.get("rltr", {}).get("estimator") or {}
+    if table and estimator not in table:
+        fix = f"use one of {', '.join(table)}, or add it: +rltr.estimator.{estimator}={{n: 8}}"
+        raise ConfigError(f"no settings for estimator '{estimator}'", where="algorithm.adv_estimator", fix=fix)
+    try:
+        OmegaConf.to_container(config.get("rltr", {}), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0], where="rltr", fix="correct the interpolation.") from None
+
+
+def check_world(config: DictConfig, settings: RltrSettings) -> None:
+    """A recipe on an offline world needs its folder, in this package's version."""
+    if settings.world is not None:
+        from rltr_verl.world import load_world
+
+        load_world(settings.world)
+
+
+def check_terms(config: DictConfig, settings: RltrSettings) -> None:
+    """Every reward term can be built and its settings are known."""
+    from rltr_verl.scoring import Scorer
+
+    Scorer(settings)
+
+
+def check_disk(config: DictConfig, settings: RltrSettings) -> None:
+    """The folders that the run writes to exist or can be made, and have room."""
+    folders = {"rltr.dump_dir": settings.dump_dir}
+    if config.trainer.get("save_freq", -1) > 0:
+        folders["trainer.default_local_dir"] = config.trainer.default_local_dir
+    for key, folder in folders.items():
+        if folder is not None:
+            require_room(Path(folder), key)
+
+
+def require_room(folder: Path, where: str, need: int = MIN_FREE_BYTES) -> None:
+    """Raise :class:`DiskError` unless ``folder`` is writable and ``need`` bytes are free."""
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise DiskError(f"'{folder}' cannot be written", where=where, fix="give a folder that you own.")
+    free = shutil.disk_usage(existing).free
+    if free < need:
+        problem = f"only {free / 2**30:.1f} GiB are free at '{existing}', {need / 2**30:.1f} GiB are needed"
+        raise DiskError(problem, where=where, fix="free some space or point it to another disk.")
+
+
+def check_model_and_tools(config: DictConfig, settings: RltrSettings) -> Any:
+    """The tokenizer loads, has a chat template that renders tool results, and the tools load. Returns the template."""
+    from rltr_verl.rollout.template import ChatTemplate
+    from rltr_verl.tooling import load_tools, schemas
+
+    tools = load_tools(settings.tools, settings.tool_settings)
+    model = config.actor_rollout_ref.model
+    tokenizer = load_tokenizer(str(model.get("tokenizer_path") or model.path))
+    if model.get("custom_chat_template"):
+        tokenizer.chat_template = model.custom_chat_template
+    kwargs = OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
+    return ChatTemplate(tokenizer, schemas(tools), kwargs)
+
+
+def load_tokenizer(path: str) -> Any:
+    """Tokenizer of a local folder or a hub name.
+
+    Raises :class:`ModelError` when the folder is missing or holds no tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    where = "actor_rollout_ref.model.path"
+    local = Path(path).expanduser()
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    if not local.is_dir() and (looks_local or local.exists()):
+        raise ModelError(f"no model folder '{path}'", where=where, fix="check the path, or build it (rltr world build).")
+    try:
+        return AutoTokenizer.from_pretrained(str(local) if local.is_dir() else path)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        fix = "give a folder with config.json and tokenizer files, or a model name that can be downloaded from here."
+        raise ModelError(f"'{path}' has no usable tokenizer ({reason})", where=where, fix=fix) from None
+
+
+def check_data(config: DictConfig, settings: RltrSettings, template: Any) -> None:
+    """Every row of the data files has a prompt that fits and, for the checklist judge, readable needs."""
+    for key in ("train_files", "val_files"):
+        for file in _as_list(config.data.get(key)):
+            _check_file(str(file), f"data.{key}", config, settings, template)
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _check_file(file: str, where: str, config: DictConfig, settings: RltrSettings, template: Any) -> None:
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise DataError(f"no file '{file}'", where=where, fix="check the path; `rltr world build` makes the offline world's.")
+    rows = _read_rows(path, where)
+    if not rows:
+        raise DataError("the file holds no rows", where=file, fix="write at least one query.")
+    for number, row in enumerate(rows):
+        check_row(row, f"{file}, row {number}", config, settings, template)
+
+
+def _read_rows(path: Path, where: str) -> list[dict[str, Any]]:
+    import pyarrow.parquet
+
+    try:
+        if path.suffix == ".parquet":
+            return pyarrow.parquet.read_table(path).to_pylist()
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        fix = "give verl parquet (or JSONL) files; docs/data.md shows the columns."
+        raise DataError(f"cannot be read ({error})", where=f"{where}: {path}", fix=fix) from None
+
+
+def check_row(row: Mapping[str, Any], where: str, config: DictConfig, settings: RltrSettings, template: Any) -> None:
+    """One row: prompt, agent, needs, length."""
+    prompt = _prompt(row, where, config.data.get("prompt_key", "prompt"))
+    agent = row.get("agent_name")
+    if agent is not None and not str(agent).startswith("rltr_"):
+        fix = "set agent_name to rltr_planner or drop the column."
+        raise DataError(f"agent_name '{agent}' is not a loop of this package", where=where, fix=fix)
+    if settings.judge.backend == "checklist":
+        _check_needs(row, where)
+    limit = int(config.data.max_prompt_length)
+    length = len(template.prompt_ids(prompt))
+    if length > limit:
+        fix = "raise data.max_prompt_length (and the model length), shorten the tools' descriptions, or drop the row."
+        raise DataError(f"the prompt has {length} tokens, data.max_prompt_length is {limit}", where=where, fix=fix)
+
+
+def _check_needs(row: Mapping[str, Any], where: str) -> None:
+    from rltr_verl.judge.checklist import parse_needs
+
+    if parse_needs((row.get("extra_info") or {}).get("needs"), where) is None:
+        fix = "write the query's needs ([] if it needs no tool), or use an LLM checker: judge=endpoint."
+        raise DataError("no 'extra_info.needs', which the checklist judge compares with", where=where, fix=fix)
+
+
+def _prompt(row: Mapping[str, Any], where: str, key: str) -> list[dict[str, Any]]:
+    prompt = row.get(key)
+    if prompt is None:
+        known = ", ".join(sorted(map(str, row))) or "none"
+        fix = f"add a column '{key}' of chat messages (columns here: {known}); docs/data.md shows how."
+        raise DataError(f"no '{key}'", where=where, fix=fix)
+    valid = isinstance(prompt, Iterable) and not isinstance(prompt, (str, bytes)) and len(list(prompt)) > 0
+    if not valid or not all(isinstance(message, Mapping) and message.get("content") for message in prompt):
+        fix = 'write [{"role": "user", "content": "..."}].'
+        raise DataError(f"'{key}' is not a list of chat messages with content", where=where, fix=fix)
+    return [{name: value for name, value in message.items() if value is not None} for message in prompt]

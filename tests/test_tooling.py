@@ -1,0 +1,143 @@
+"""Tools: described from their signature, loaded by name or file, settings bound."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from rltr_verl import tool
+from rltr_verl.errors import ConfigError, ToolDefinitionError
+from rltr_verl.tooling import describe, load_tools, shipped_tools
+
+
+@tool
+def greet(name: str, times: int = 1, *, greeting: str = "hello") -> str:
+    """Greet somebody.
+
+    Args:
+        name: who is greeted.
+        times: how often.
+    """
+    return " ".join([f"{greeting} {name}"] * times)
+
+
+def write(tmp_path, body: str):
+    path = tmp_path / "mine.py"
+    path.write_text("from rltr_verl import tool\n\n" + textwrap.dedent(body), encoding="utf-8")
+    return str(path)
+
+
+def test_schema_comes_from_signature_and_docstring():
+    function = describe(greet)["function"]
+    assert function["name"] == "greet"
+    assert function["description"] == "Greet somebody."
+    assert function["parameters"]["required"] == ["name"]
+    assert function["parameters"]["properties"] == {
+        "name": {"type": "string", "description": "who is greeted."},
+        "times": {"type": "integer", "default": 1, "description": "how often."},
+    }
+
+
+def test_keyword_only_parameters_are_settings_not_arguments(tmp_path):
+    path = write(
+        tmp_path,
+        '''
+        @tool
+        def greet(name: str, *, greeting: str) -> str:
+            """Greet somebody."""
+            return f"{greeting} {name}"
+        ''',
+    )
+    loaded = load_tools([path], {"greet": {"greeting": "moin"}})["greet"]
+    assert list(loaded.parameters["properties"]) == ["name"]
+    assert loaded.call(name="Ada") == "moin Ada"
+
+
+def test_a_missing_setting_is_named_with_the_override_that_adds_it(tmp_path):
+    path = write(
+        tmp_path,
+        '''
+        @tool
+        def greet(name: str, *, greeting: str) -> str:
+            """Greet somebody."""
+            return name
+        ''',
+    )
+    with pytest.raises(ConfigError, match=r"rltr\.tool_settings\.greet\.greeting=\.\.\."):
+        load_tools([path])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"greet": {"volume": 3}}, "unknown setting 'volume'.*known: greeting"),
+        ({"greet": {"greeting": ["x"]}}, "greet.greeting"),
+        ({"sing": {"song": 1}}, "settings for 'sing', which is no tool"),
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path, settings, message):
+    path = write(
+        tmp_path,
+        '''
+        @tool
+        def greet(name: str, *, greeting: str = "hi") -> str:
+            """Greet somebody."""
+            return name
+        ''',
+    )
+    with pytest.raises(ConfigError, match=message):
+        load_tools([path], settings)
+
+
+def test_unknown_tool_names_the_shipped_ones():
+    with pytest.raises(ConfigError, match="unknown tool 'serach'.*calculator.*search"):
+        load_tools(["serach"])
+
+
+def test_missing_file_and_file_without_tool(tmp_path):
+    with pytest.raises(ConfigError, match="no file"):
+        load_tools([str(tmp_path / "absent.py")])
+    with pytest.raises(ConfigError, match="defines no tool"):
+        load_tools([write(tmp_path, "x = 1")])
+
+
+def test_two_tools_of_one_name_clash(tmp_path):
+    path = write(
+        tmp_path,
+        '''
+        @tool
+        def calculator(x: str) -> str:
+            """Mine."""
+            return x
+        ''',
+    )
+    with pytest.raises(ConfigError, match="two tools are called 'calculator'"):
+        load_tools(["calculator", path])
+
+
+def test_definition_errors_name_file_and_line():
+    def silent(x: str) -> str:
+        return x
+
+    def untyped(x) -> str:
+        """Do."""
+        return x
+
+    def open_ended(*names: str) -> str:
+        """Do."""
+        return ""
+
+    for function, message in ((silent, "no docstring"), (untyped, "no type for 'x'"), (open_ended, r"takes \*names")):
+        with pytest.raises(ToolDefinitionError, match=message) as caught:
+            tool(function)
+        assert f"test_tooling.py:{function.__code__.co_firstlineno}" in str(caught.value)
+
+
+def test_every_shipped_tool_describes_itself():
+    names = shipped_tools()
+    assert {"search", "calculator", "days_between"} <= set(names)
+
+
+def test_order_of_the_recipe_is_kept():
+    assert list(load_tools(["days_between", "calculator"])) == ["days_between", "calculator"]
