@@ -511,7 +511,9 @@ class Engine:
             while not done:
                 self.step()
         except (AttributeError, TypeError, IndexError, KeyError, ValueError) as error:
-            raise _unsupported(self.model, f"it does not run on a packed batch ({type(error).__name__}: {error})") from error
+            raise _unsupported(
+                self.model, f"it does not run on a packed batch ({type(error).__name__}: {error})"
+            ) from error
         finally:
             self.limits = limits
             self._cache.release()

@@ -98,7 +98,7 @@ class SlotCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[LayerView, LayerView]:
-        """Write a layer's new keys and values ([1, kv heads, T, head size]) to their rows; hand out the layer's view."""
+        """Write new keys and values ([1, kv heads, T, head size]) to their rows; hand out the layer's view."""
         plan = self.plan
         if plan is None:
             raise RolloutError("the cache was used outside a step", where="SlotCache.update", fix="call Engine.step")
@@ -213,9 +213,7 @@ def slot_attention(
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
 
 
-def _decode_attention(
-    query: torch.Tensor, layer: LayerView, scaling: float | None, window: int | None
-) -> torch.Tensor:
+def _decode_attention(query: torch.Tensor, layer: LayerView, scaling: float | None, window: int | None) -> torch.Tensor:
     """One query a row: [heads, n, size] -> [n, heads, size].
 
     The heads that share a key head are passed as if they were successive queries, so that no key is ever repeated.
