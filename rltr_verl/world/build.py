@@ -32,15 +32,17 @@ from rltr_verl.world.facts import (
     ATTRIBUTES,
     CITIES,
     EVENT_ATTRIBUTES,
+    EVENT_DATES,
     EVENTS,
     NEW_NAMES,
     OLD_NAMES,
     REFERENCE_DATES,
     Facts,
     make_facts,
+    make_sibling,
 )
-from rltr_verl.world.policies import Row, Teacher, play
-from rltr_verl.world.queries import Query
+from rltr_verl.world.policies import Teacher, play
+from rltr_verl.world.queries import Query, word, wordings
 from rltr_verl.world.splits import SPLITS, make_splits
 
 FORMAT, VERSION = "rltr_world", 1
@@ -52,13 +54,13 @@ TOOL_NAMES = ("calculator", "days_between", "search")
 
 @dataclass(frozen=True)
 class WorldSizes:
-    """How much a world holds: queries per split, conversations of the cold start, the teacher's persistence."""
+    """How much a world holds: queries per split, conversations of the cold start, sibling worlds they are spread over."""
 
     train: int = 2000
     val: int = 128
     val_unseen: int = 96
     coldstart: int = 8000
-    persistence: float = 0.5
+    siblings: int = 40
 
 
 @dataclass(frozen=True)
@@ -160,16 +162,32 @@ def query_row(query: Query, split: str, index: int) -> dict[str, Any]:
     }
 
 
-def coldstart_rows(rows: list[Row], tools: Mapping[str, Tool], seed: int, sizes: WorldSizes) -> list[dict[str, Any]]:
-    """The teacher's conversations over the train rows, again and again with new draws until there are enough."""
-    callables = {name: tool.call for name, tool in tools.items()}
-    described = schemas(tools)
+def coldstart_rows(facts: Facts, train: list[Query], seed: int, sizes: WorldSizes) -> list[dict[str, Any]]:
+    """The teacher's conversations: train queries, asked in sibling worlds, answered by the real tools."""
+    rng = random.Random(f"coldstart {seed}")
     conversations = []
-    for number in range(sizes.coldstart):
-        lap, position = divmod(number, len(rows))
-        teacher = Teacher(seed=seed + lap, persistence=sizes.persistence)
-        conversations.append({"messages": play(teacher, rows[position], callables), "tools": described})
-    random.Random(f"coldstart {seed}").shuffle(conversations)
+    for number in range(sizes.siblings):
+        sibling = make_sibling(facts, seed, number)
+        chosen = [train[i % len(train)] for i in range(number, sizes.coldstart, sizes.siblings)]
+        with tempfile.TemporaryDirectory() as folder:
+            corpus = Path(folder) / "facts.jsonl"
+            _write_jsonl(corpus, sibling.documents())
+            conversations += _lesson(sibling, chosen, load_world_tools(corpus), Teacher(seed), rng)
+    rng.shuffle(conversations)
+    return conversations
+
+
+def _lesson(
+    sibling: Facts, queries: list[Query], tools: Mapping[str, Tool], teacher: Teacher, rng: random.Random
+) -> list[dict[str, Any]]:
+    """Conversations of one sibling world. ``tools`` is stored as structs, whose parameters parquet merges: see the
+    chat template for how a tool's own parameters are told apart afterwards."""
+    callables, described = {name: tool.call for name, tool in tools.items()}, schemas(tools)
+    conversations = []
+    for query in queries:
+        asked = word(query.kind, query.subject, sibling, *rng.choice(wordings(query.kind)), rng)
+        row = query_row(asked, "coldstart", rng.getrandbits(32))
+        conversations.append({"messages": play(teacher, row, callables), "tools": described})
     return conversations
 
 
@@ -191,18 +209,17 @@ def _write_world(folder: Path, seed: int, sizes: WorldSizes) -> None:
     for split in SPLITS:
         _write_parquet(folder / f"{split}.parquet", rows[split])
         _write_jsonl(folder / f"{split}.jsonl", (row["extra_info"] for row in rows[split]))
-    tools = load_world_tools(folder / "facts.jsonl")
-    conversations = coldstart_rows(rows["train"], tools, seed, sizes)
+    conversations = coldstart_rows(facts, splits["train"], seed, sizes)
     _write_parquet(folder / "coldstart.parquet", conversations)
-    _write_model(folder / "model", facts, conversations, seed)
+    _write_model(folder / "model", conversations, seed)
     _write_manifest(folder, seed, sizes)
 
 
-def _write_model(folder: Path, facts: Facts, conversations: list[dict[str, Any]], seed: int) -> None:
+def _write_model(folder: Path, conversations: list[dict[str, Any]], seed: int) -> None:
     """Tokenizer and untrained model. torch and transformers are imported here: reading a world needs neither."""
     from rltr_verl.world.model import make_model, make_tokenizer, save_model
 
-    tokenizer = make_tokenizer(_tokenizer_texts(facts, conversations), _names())
+    tokenizer = make_tokenizer(_tokenizer_texts(conversations), _names())
     save_model(folder, make_model(tokenizer, seed), tokenizer)
 
 
@@ -212,12 +229,12 @@ def _names() -> list[str]:
     return [*CITIES, *OLD_NAMES, *NEW_NAMES, *EVENTS, *attributes, *attributes.values()]
 
 
-def _tokenizer_texts(facts: Facts, conversations: list[dict[str, Any]]) -> Iterable[str]:
+def _tokenizer_texts(conversations: list[dict[str, Any]]) -> Iterable[str]:
     """What BPE learns from: the conversations, and each number and date often enough to become a token."""
     for conversation in conversations:
         yield from (message["content"] for message in conversation["messages"])
-    dates = {value for value in facts.values.values() if "-" in value} | {day.isoformat() for day in REFERENCE_DATES}
-    for text in [str(number) for number in range(10, 100)] + sorted(dates):
+    dates = [day.isoformat() for day in (*REFERENCE_DATES, *EVENT_DATES)]
+    for text in [str(number) for number in range(10, 100)] + dates:
         yield from [text] * len(conversations)
 
 

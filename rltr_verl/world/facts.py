@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date
 
 LANGUAGES = ("en", "zh")
 
@@ -27,6 +27,9 @@ EVENT_ATTRIBUTES = {"opening": "开幕", "closing": "闭幕"}
 YEAR = 2031
 REFERENCE_DATES = tuple(date(YEAR, month, 1) for month in range(1, 13))
 """Dates a question may count from."""
+
+EVENT_DATES = tuple(date(YEAR, month, day) for month in range(1, 13) for day in (4, 9, 13, 18, 22, 27))
+"""Dates an event can open or close on: few enough for each to be one token of the tiny planner."""
 
 Pair = tuple[str, str]
 
@@ -70,9 +73,20 @@ class Facts:
 def make_facts(seed: int) -> Facts:
     """Draw the world's values, moves and held-out pairs; the same seed gives the same facts."""
     rng = random.Random(f"facts {seed}")
+    return Facts(*_values_and_moves(rng), _held_out(rng))
+
+
+def make_sibling(facts: Facts, seed: int, number: int) -> Facts:
+    """The same names and held-out pairs with other values and moves.
+
+    A planner that learns from many siblings has to read what a tool returns; remembering values does not help it.
+    """
+    return Facts(*_values_and_moves(random.Random(f"sibling {seed} {number}")), facts.held_out)
+
+
+def _values_and_moves(rng: random.Random) -> tuple[dict[Pair, str], dict[str, str]]:
     values = _city_values(rng) | _event_dates(rng)
-    moved = dict(zip(OLD_NAMES, rng.sample(NEW_NAMES, len(NEW_NAMES)), strict=True))
-    return Facts(values, moved, _held_out(rng))
+    return values, dict(zip(OLD_NAMES, rng.sample(NEW_NAMES, len(NEW_NAMES)), strict=True))
 
 
 def _city_values(rng: random.Random) -> dict[Pair, str]:
@@ -85,12 +99,13 @@ def _city_values(rng: random.Random) -> dict[Pair, str]:
 
 
 def _event_dates(rng: random.Random) -> dict[Pair, str]:
-    """Each event closes 2 to 9 days after its opening."""
+    """Each event closes one to three event dates after its opening."""
     values = {}
     for event in EVENTS:
-        opening = date(YEAR, 1, 1) + timedelta(days=rng.randrange(1, 350))
-        closing = opening + timedelta(days=rng.randrange(2, 10))
-        values |= {(event, "opening"): opening.isoformat(), (event, "closing"): closing.isoformat()}
+        opening = rng.randrange(len(EVENT_DATES) - 3)
+        closing = opening + rng.randrange(1, 4)
+        values |= {(event, "opening"): EVENT_DATES[opening].isoformat()}
+        values |= {(event, "closing"): EVENT_DATES[closing].isoformat()}
     return values
 
 
