@@ -17,12 +17,14 @@ _PUBLIC = {
     "Observation": "rltr_verl.trajectory",
     "Status": "rltr_verl.trajectory",
     "parse_turn": "rltr_verl.parsing",
+    "parse_verdict": "rltr_verl.judge.verdict",
     "RewardTerm": "rltr_verl.reward",
     "TermResult": "rltr_verl.reward",
     "tool": "rltr_verl.tooling",
 }
 
 if TYPE_CHECKING:
+    from rltr_verl.judge.verdict import parse_verdict
     from rltr_verl.parsing import parse_turn
     from rltr_verl.reward import RewardTerm, TermResult
     from rltr_verl.tooling import tool
@@ -37,6 +39,7 @@ __all__ = [
     "Trajectory",
     "Turn",
     "parse_turn",
+    "parse_verdict",
     "tool",
 ]
 

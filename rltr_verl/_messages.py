@@ -82,8 +82,6 @@ def _raw_call(call: Any) -> str:
 
 def _attach(turns: list[Turn], ids: list[str | None], pending: list[Message], index: Mapping[str, Message]) -> None:
     """Give the collected tool messages to the calls of the last turn; by id first, then in order."""
-    if not pending:
-        return
     if not turns:
         pending.clear()
         return
@@ -100,7 +98,9 @@ def _attach(turns: list[Turn], ids: list[str | None], pending: list[Message], in
 
 def _observation(call: ToolCall, message: Message | None, index: Mapping[str, Message]) -> Observation:
     if message is None:
-        return Observation("", Status.NOT_EXECUTED, call.name)
+        # Nothing came back. The policy's own mistake shows in the call all the same; a sound call was not executed.
+        status = call_status(call, index)
+        return Observation("", Status.NOT_EXECUTED if status is Status.OK else status, call.name)
     text = _text(message.get("content"))
     return Observation(text, _status(call, message, text, index), call.name)
 

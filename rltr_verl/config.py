@@ -73,6 +73,9 @@ class JudgeSettings(Settings):
     timeout_s: float = Field(60.0, gt=0, description="Deadline of one request [ours].")
     retries: int = Field(3, ge=0, description="Further attempts after a transport fault, 429 or 5xx [ours].")
     concurrency: int = Field(32, ge=1, description="Requests in flight per reward worker [ours].")
+    max_record_chars: int = Field(
+        16_000, ge=1000, description="endpoint: the record of calls is cut to this many characters [ours]."
+    )
     language: Literal["en", "zh"] = Field("en", description="Language of the judge prompt.")
 
     @model_validator(mode="after")

@@ -21,10 +21,11 @@ class RltrError(Exception):
 
     def __init__(self, problem: str, *, where: str = "", fix: str = "") -> None:
         self.problem, self.where, self.fix = problem, where, fix
-        parts = [f"{where}: {problem}" if where else problem]
+        text = f"{where}: {problem}" if where else problem
         if fix:
-            parts.append(f"Fix: {fix}")
-        super().__init__(" ".join(parts))
+            stop = "" if text.endswith((".", "!", "?")) else "."
+            text = f"{text}{stop} Fix: {fix}"
+        super().__init__(text)
 
     def __reduce__(self) -> tuple:
         """Survive pickling between processes (Ray) although the arguments are keyword-only."""

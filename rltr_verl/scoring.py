@@ -59,8 +59,9 @@ class ScoredTrajectory:
 
     def record(self) -> dict[str, Any]:
         """Plain JSON values for the per-trajectory dump."""
-        terms = {name: {"value": result.value, **result.record} for name, result in self.results.items()}
-        metrics = {key: value for key, value in self.metrics.items() if math.isfinite(value)}
+        terms = {name: {"value": result.value + 0.0, **result.record} for name, result in self.results.items()}
+        shown = {key: value for key, value in self.metrics.items() if key not in _FLAGS}
+        metrics = {key: value if math.isfinite(value) else None for key, value in shown.items()}
         faults = list(self.faults)
         return {"total": self.total, "unscored": self.unscored, "format": faults, "terms": terms, "metrics": metrics}
 

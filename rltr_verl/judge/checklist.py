@@ -54,7 +54,7 @@ class ChecklistChecker(Checker):
         where = f"row {row.get('index', row.get('id', '?'))}"
         needs = parse_needs(row.get("needs"), where)
         if needs is None:
-            fix = "add the field, or configure an LLM checker (judge=endpoint)."
+            fix = "add the field, or let a language model judge: judge.backend=endpoint with base_url and model."
             raise Unscored("the row has no 'needs', which the checklist checker compares with", where=where, fix=fix)
         calls = list(trajectory.executed())
         met = [any(need.met_by(item) for item in calls) for need in needs]
@@ -81,7 +81,9 @@ def parse_needs(value: Any, where: str) -> tuple[Need, ...] | None:
     except ValidationError as error:
         first = error.errors()[0]
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-        problem = f"field 'needs{path}': {first['msg'].lower()} (given: {_short(first['input'])})"
+        problem = (
+            f"field 'needs{path}': {first['msg'].lower().replace('tuple', 'list')} (given: {_short(first['input'])})"
+        )
         raise DataError(problem, where=where, fix=_fix()) from None
 
 

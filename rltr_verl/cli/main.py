@@ -1,0 +1,17 @@
+"""The command ``rltr``. Every command lives in a module of its own and is added here by one line."""
+
+from __future__ import annotations
+
+import typer
+
+from rltr_verl.cli.score import score
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
+
+
+@app.callback()
+def _rltr() -> None:
+    """Reinforcement learning of LLM agents on data without ground truth, on verl."""
+
+
+app.command("score")(score)
