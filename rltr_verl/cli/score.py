@@ -77,7 +77,7 @@ def _settings(changes: list[str]) -> RltrSettings:
 def _with_default_terms(node: dict[str, Any]) -> dict[str, Any]:
     """Changing one term keeps the others, as it does in a recipe."""
     reward = dict(node.get("reward") or {})
-    defaults: dict[str, Any] = {name: {} for name in RltrSettings().reward.terms}
+    defaults: dict[str, Any] = {name: {} for name in load_settings(None).reward.terms}
     return {**node, "reward": {**reward, "terms": defaults | dict(reward.get("terms") or {})}}
 
 
