@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
+from types import ModuleType
 
 import wrapt
 
-from rltr_verl.cpu.replacements import REPLACEMENTS, apply
+from rltr_verl.cpu.replacements import REPLACEMENTS, Replacement, apply
 
 #: Remembers the answer of the accelerator check for child processes, as ``<host>=yes`` or ``<host>=no``: the check may
 #: start a vendor's tool, and a process of another host must not believe it.
@@ -63,7 +65,7 @@ def activate() -> None:
         wrapt.register_post_import_hook(_applying(replacement), replacement.module)
 
 
-def _applying(replacement):
+def _applying(replacement: Replacement) -> Callable[[ModuleType], None]:
     """Return a post-import hook that puts ``replacement`` into the module it is given."""
     return lambda module: apply(replacement, module)
 

@@ -3,11 +3,15 @@
 Subclasses of verl's own engines that change what cannot work or is wrong without an accelerator, so that a recipe need
 not: the precision (verl computes in bf16 unless ``mixed_precision`` is set, whatever ``dtype`` says), FSDP1, memory
 pinning and offloading, flash-attention and the packed batches that need it, and ``torch.compile``.
+
+Ranks share the cores: each takes its part of them, since in a synchronous run nothing else works while a training step
+does; Ray's own default of one thread would leave the others idle. ``RLTR_CPU_THREADS`` overrides it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -23,6 +27,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWith
 from rltr_verl.cpu.value_head import without_flash_attention
 from rltr_verl.errors import ConfigError
 
+Weights = Generator[tuple[str, torch.Tensor], None, None]
 _FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
@@ -42,6 +47,7 @@ class _CPUEngine(FSDPEngine):
             ConfigError: a setting asks for what needs an accelerator: sequence parallelism or fused kernels.
         """
         _refuse_accelerator_features(model_config, engine_config)
+        torch.set_num_threads(threads_per_rank())
         without_flash_attention(model_config.hf_config)
         super().__init__(model_config, for_cpu(engine_config), optimizer_config, checkpoint_config)
         self.use_remove_padding = False
@@ -60,6 +66,11 @@ class _CPUEngine(FSDPEngine):
         """Run one micro-batch as a padded batch: only flash-attention keeps packed sequences apart."""
         tensordict_utils.assign_non_tensor(micro_batch, use_remove_padding=False)
         return super().forward_step(micro_batch, loss_function, forward_only)
+
+    def get_per_tensor_param(self, *args: Any, **kwargs: Any) -> tuple[Weights, dict | None]:
+        """Gather the full weights one by one, as copies: on one rank a gathered weight can be the one being trained."""
+        weights, peft_config = super().get_per_tensor_param(*args, **kwargs)
+        return ((name, weight.clone()) for name, weight in weights), peft_config
 
 
 class CPUEngineWithLMHead(_CPUEngine, FSDPEngineWithLMHead):
@@ -82,6 +93,23 @@ def for_cpu(config: FSDPEngineConfig) -> FSDPEngineConfig:
         offload_policy=False,
         use_torch_compile=False,
     )
+
+
+def threads_per_rank() -> int:
+    """Return the threads of one rank: ``RLTR_CPU_THREADS``, else this machine's usable cores over its ranks."""
+    given = os.environ.get("RLTR_CPU_THREADS")
+    if given is None:
+        # verl's Ray workers carry the first of the two, torchrun's processes the second
+        ranks = os.environ.get("RAY_LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1
+        return max(1, _usable_cores() // int(ranks))
+    if not given.isdecimal() or int(given) < 1:
+        raise ConfigError(f"{given!r} is not a number of threads", where="RLTR_CPU_THREADS", fix="set 1 or more.")
+    return int(given)
+
+
+def _usable_cores() -> int:
+    """Count the cores this process may use; not every system can tell, then all of them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _refuse_accelerator_features(model_config: HFModelConfig, engine_config: FSDPEngineConfig) -> None:

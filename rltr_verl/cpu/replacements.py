@@ -55,7 +55,7 @@ REPLACEMENTS = (
         module="verl.utils.torch_functional",
         attribute="logprobs_from_logits_v2",
         function=logprobs.logprobs_from_logits,
-        reason="Loops over rows in Python, and the engine hands it one row a token: thousands of tiny operations a step.",
+        reason="Loops over rows in Python; the engine hands it one row a token, thousands of tiny operations a step.",
     ),
 )
 
