@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from rltr_verl.reward_fns.error import Error, count_errors
 
+from rltr_verl.reward_fns.error import Error, count_errors
 from rltr_verl.trajectory import Observation, Status, ToolCall, Trajectory, Turn
 
 CASES = {
