@@ -236,7 +236,7 @@ class Engine:
         for sequence in decode:
             sequence.n_cached += 1
         for sequence, chunk in chunks:
-            sequence.n_cached += chunk.count
+            sequence.n_cached += chunk.n_tokens
             self._offer_prompt(sequence)
         ready = decode + [sequence for sequence, _ in chunks if sequence.n_pending == 0]
         if ready:
@@ -260,12 +260,12 @@ class Engine:
         rows = [s.row for s in decode]
         last = list(range(len(decode)))
         for sequence, chunk in chunks:
-            end = chunk.start + chunk.count
+            end = chunk.start + chunk.n_tokens
             tokens += sequence.tokens[chunk.start : end]
             positions += range(chunk.start, end)
-            rows += [chunk.row] * chunk.count
+            rows += [chunk.row] * chunk.n_tokens
             if end == len(sequence.tokens):
-                last.append(chunk.offset + chunk.count - 1)
+                last.append(chunk.offset + chunk.n_tokens - 1)
         self._reserve(max(positions) + 1)
         device = self.model.device
         packed = torch.tensor([tokens, positions, rows]).to(device, non_blocking=True)
@@ -291,12 +291,14 @@ class Engine:
         n_rows, longest = self._room(self._active)
         # Doubling keeps the number of copies small; no row ever needs more than `longest`.
         length = min(max(_round_up(length, _LENGTH_STEP), 2 * self._cache.length), longest)
-        self._cache.reserve(n_rows, max(length, self._cache.length), self.limits.kv_cache_bytes)
+        spare_rows = min(_round_up(n_rows, _ROW_STEP), self.limits.max_num_seqs)
+        if spare_rows * max(length, self._cache.length) * self._cache.bytes_per_token <= self.limits.kv_cache_bytes:
+            n_rows = spare_rows
+        self._cache.reserve(n_rows, length, self.limits.kv_cache_bytes)
 
     def _room(self, sequences: Sequence[_Sequence]) -> tuple[int, int]:
         """Rows and tokens a row that these sequences may come to need."""
-        longest = max((s.max_length for s in sequences), default=0)
-        return min(_round_up(len(sequences), _ROW_STEP), self.limits.max_num_seqs), _round_up(longest, _LENGTH_STEP)
+        return len(sequences), _round_up(max((s.max_length for s in sequences), default=0), _LENGTH_STEP)
 
     def _extend(self, ready: list[_Sequence], logits: torch.Tensor) -> None:
         """Draw the next token of each sequence and finish those that end with it."""

@@ -27,11 +27,11 @@ BLOCK = 16  # tokens a hash of the prefix index covers
 
 
 class Chunk(NamedTuple):
-    """Several new tokens of one row: tokens [offset, offset + count) of the step, at positions from ``start``."""
+    """Several new tokens of one row: tokens [offset, offset + n_tokens) of the step, at positions from ``start``."""
 
     row: int
     start: int
-    count: int
+    n_tokens: int
     offset: int
 
 
@@ -95,7 +95,7 @@ class SlotCache(Cache):
         self.plan: StepPlan | None = None
         self._token_bytes = [0] * n_layers
 
-    def update(
+    def update(  # type: ignore[override]  # what attention receives is a view, not tensors
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[LayerView, LayerView]:
         """Write new keys and values ([1, kv heads, T, head size]) to their rows; hand out the layer's view."""
@@ -238,15 +238,15 @@ def _decode_attention(query: torch.Tensor, layer: LayerView, scaling: float | No
 def _chunk_attention(
     query: torch.Tensor, layer: LayerView, chunk: Chunk, scaling: float | None, window: int | None
 ) -> torch.Tensor:
-    """Several queries of one row over all of its keys: [heads, T, size] -> [count, heads, size]."""
-    end = chunk.start + chunk.count
+    """Several queries of one row over all of its keys: [heads, T, size] -> [n_tokens, heads, size]."""
+    end = chunk.start + chunk.n_tokens
     whole = chunk.start == 0 and (window is None or window >= end)
     mask = None
     if not whole:
         positions = torch.arange(chunk.start, end, device=query.device).unsqueeze(1)
         mask = _mask(positions, end, window, query.dtype)
     out = F.scaled_dot_product_attention(
-        query[None, :, chunk.offset : chunk.offset + chunk.count],
+        query[None, :, chunk.offset : chunk.offset + chunk.n_tokens],
         layer.keys[chunk.row : chunk.row + 1, :, :end],
         layer.values[chunk.row : chunk.row + 1, :, :end],
         attn_mask=mask,

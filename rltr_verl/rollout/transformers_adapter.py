@@ -39,7 +39,7 @@ class TransformersServerAdapter(BaseRollout):
         device_mesh: DeviceMesh | None,
         replica_rank: int = -1,
     ) -> None:
-        super().__init__(config, model_config, device_mesh)
+        super().__init__(config, model_config, device_mesh)  # type: ignore[arg-type]
         size = (
             self.config.tensor_model_parallel_size
             * self.config.data_parallel_size

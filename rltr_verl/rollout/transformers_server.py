@@ -44,7 +44,7 @@ class TransformersServer:
     """Serves one replica. Made a Ray actor by ``TransformersReplica``; the methods are those verl calls on a server.
 
     Args:
-        config: rollout settings. model_config: the model to serve.
+        config: rollout settings, model_config: the model to serve, as verl hands them over.
         rollout_mode: hybrid servers get their weights from the trainer, the others keep what they load.
         replica_rank: number of the replica.
         visible_devices: the accelerators this process may use, as the platform's environment variable takes them.
@@ -52,8 +52,8 @@ class TransformersServer:
 
     def __init__(
         self,
-        config: RolloutConfig,
-        model_config: HFModelConfig,
+        config: Any,
+        model_config: Any,
         rollout_mode: RolloutMode,
         replica_rank: int,
         visible_devices: str,
@@ -324,7 +324,7 @@ class TransformersServer:
         if self._profiler is None:
             return
         self._profiler.stop()
-        folder = Path(self.config.profiler.save_path)
+        folder = Path(str(self._profile_control.config.save_path))
         folder.mkdir(parents=True, exist_ok=True)
         self._profiler.export_chrome_trace(str(folder / f"rollout_{self.replica_rank}_{self._n_traces}.json"))
         self._profiler, self._n_traces = None, self._n_traces + 1
@@ -399,7 +399,9 @@ def load_model(config: RolloutConfig, model_config: HFModelConfig, device: torch
     if config.load_format == "dummy":
         model = AutoModelForCausalLM.from_config(model_config.hf_config, **settings)
     else:
-        model = AutoModelForCausalLM.from_pretrained(model_config.local_path, config=model_config.hf_config, **settings)
+        model = AutoModelForCausalLM.from_pretrained(
+            str(model_config.local_path), config=model_config.hf_config, **settings
+        )
     return model.to(device)
 
 
@@ -417,7 +419,7 @@ class TransformersReplica(RolloutReplica):
         node_id, device_ids = await worker.__ray_call__.remote(_where)
         platform = get_platform()
         kind = "reward" if self.is_reward_model else "teacher" if self.is_teacher_model else ""
-        server = self.server_class.options(
+        server: Any = self.server_class.options(
             scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False),
             runtime_env={
                 "env_vars": {**dict.fromkeys(platform.ray_noset_envvars(), "1"), **platform.rollout_env_vars()}
