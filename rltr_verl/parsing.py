@@ -8,10 +8,11 @@ Rules, each with one outcome used everywhere:
   contain any tag. A block that cannot be read is one :class:`ToolCall` with ``error``; it is never dropped.
 * ``arguments`` (or ``parameters``) is an object, or a JSON string of an object, decoded once. Missing arguments,
   duplicate keys, NaN and numbers too long to read make the call unreadable; nothing is repaired by guessing.
-* A turn ends at ``<answer>``. A planner writes nothing after it; end to end, ``<answer>text</answer>`` holds the answer.
+* A turn ends at ``<answer>``. A planner writes nothing after it; end to end, ``<answer>text</answer>`` holds the
+  answer.
 
-One pass over the tags: linear time in the length of the text. After :data:`MAX_UNREADABLE` unreadable blocks the rest of
-the turn is one more of them.
+One pass over the tags: linear time in the length of the text. After :data:`MAX_UNREADABLE` unreadable blocks the rest
+of the turn is one more of them.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class _Scan:
     thought: list[str] = field(default_factory=list)
     visible: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
-    answers: list[str] = field(default_factory=list)
+    unreadable: int = 0
+    answers: list[list[str]] = field(default_factory=list)
     faults: dict[str, None] = field(default_factory=dict)
     answering: bool = False
     closed_answer: bool = False
@@ -91,7 +93,7 @@ class _Scan:
             self._fault("empty_turn")
         if stopped and self.calls:
             self._fault("call_and_answer")
-        answer = self.answers[-1].strip() if stopped else (visible or None)
+        answer = "".join(self.answers[-1]).strip() if stopped else (visible or None)
         return Turn(
             text=text,
             thought="".join(self.thought).strip(),
@@ -109,7 +111,7 @@ class _Scan:
         if self.thinking:
             self.thought.append(piece)
         elif self.answering:
-            self.answers[-1] += piece
+            self.answers[-1].append(piece)
         else:
             self.visible.append(piece)
             if self.closed_answer and piece.strip():
@@ -129,15 +131,19 @@ class _Scan:
             self._fault("forged_tool_response")
         elif self.answering:
             self._fault("call_in_answer")
-            self.answers[-1] += tag
+            self.answers[-1].append(tag)
         elif tag == "<tool_call>":
             self._tool_call()
         else:
             self._stray_close(tag)
 
     def _stray_close(self, tag: str) -> None:
-        if len(self.calls) <= MAX_UNREADABLE:
-            self.calls.append(ToolCall(None, None, tag, "</tool_call> without <tool_call>"))
+        if self.unreadable <= MAX_UNREADABLE:
+            self._add_unreadable(None, tag, "</tool_call> without <tool_call>")
+
+    def _add_unreadable(self, name: str | None, raw: str, why: str) -> None:
+        self.calls.append(ToolCall(name, None, raw, why))
+        self.unreadable += 1
 
     def _think(self, tag: str) -> None:
         if tag == "<think>":
@@ -155,7 +161,7 @@ class _Scan:
         if tag == STOP_MARKER:
             if self.answers:
                 self._fault("two_answers")
-            self.answers.append("")
+            self.answers.append([])
             self.answering, self.closed_answer = True, False
         elif self.answering:
             self.answering, self.closed_answer = False, True
@@ -164,8 +170,8 @@ class _Scan:
 
     def _tool_call(self) -> None:
         start = self.position
-        if sum(call.error is not None for call in self.calls) >= MAX_UNREADABLE:
-            self.calls.append(ToolCall(None, None, self.text[start:], "too many unreadable blocks before this one"))
+        if self.unreadable >= MAX_UNREADABLE:
+            self._add_unreadable(None, self.text[start:], "too many unreadable blocks before this one")
             self.position = len(self.text)
             return
         values, end, problem = _json_values(self.text, start)
@@ -178,7 +184,7 @@ class _Scan:
         self.position = end + (len("</tool_call>") if closed else 0)
         raw = self.text[start:end]
         why = (problem or "text after the JSON value") if closed else "<tool_call> is not closed"
-        self.calls.append(ToolCall(_name_hint(raw), None, raw.strip(), why))
+        self._add_unreadable(_name_hint(raw), raw.strip(), why)
 
     def _readable_block(self, values: list[Any], raw: str) -> None:
         """A block is all calls or one unreadable call, so that no part of it is run on a guess."""
@@ -188,8 +194,9 @@ class _Scan:
         if not calls or broken:
             name = broken.name if broken else None
             why = broken.error if broken else "the block holds no call"
-            calls = [ToolCall(name, None, raw.strip(), why)]
-        self.calls += calls
+            self._add_unreadable(name, raw.strip(), why)
+        else:
+            self.calls += calls
 
     def _block_end(self, start: int) -> tuple[int, bool]:
         """End of an unreadable block: its closing tag, else the next opening one, else the end of the text."""

@@ -1,0 +1,114 @@
+"""The reward manager under verl's own registry and data protocol."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
+from verl.trainer.ppo.reward import load_reward_manager
+
+from rltr_verl.errors import ConfigError, DataError, Unscored
+from rltr_verl.reward_manager import RltrRewardManager, register
+from rltr_verl.trajectory import Trajectory
+
+CALL = '<tool_call>{"name": "search", "arguments": {"query": "arlen"}}</tool_call>'
+NEEDS = json.dumps([{"tool": "search", "arguments": {"query": ["arlen"]}}])
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    register()
+
+
+def manager(**node):
+    config = OmegaConf.create({"rltr": node, "reward": {"reward_manager": {"source": "register", "name": "rltr"}}})
+    return load_reward_manager(config, tokenizer=None, reward_router_address=None, reward_model_tokenizer=None)
+
+
+def column(value):
+    """One row of a non-tensor column, as verl builds it."""
+    array = np.empty(1, dtype=object)
+    array[0] = value
+    return array
+
+
+def data(texts, as_text=False, needs=NEEDS, **extra):
+    messages = []
+    for text in texts:
+        messages.append({"role": "assistant", "content": text})
+        messages += [{"role": "tool", "content": "41"}] * text.count("<tool_call>")
+    trajectory = Trajectory.from_messages(messages, "q").to_dict()
+    fields = {"rltr_trajectory": json.dumps(trajectory) if as_text else trajectory}
+    columns = {
+        "data_source": "rltr_world/look",
+        "reward_model": {"style": "rule", "ground_truth": "41"},
+        "extra_info": {"index": 7, "kind": "look", "needs": needs},
+        "uid": "u1",
+        "tool_extra_fields": fields,
+        **extra,
+    }
+    batch = TensorDict({"responses": torch.zeros(1, 4, dtype=torch.int64)}, batch_size=1)
+    return DataProto(batch=batch, non_tensor_batch={key: column(value) for key, value in columns.items()})
+
+
+def test_verl_knows_it_by_name():
+    assert get_reward_manager_cls("rltr") is RltrRewardManager
+    register()  # again is harmless
+
+
+@pytest.mark.parametrize("as_text", [False, True], ids=["dict", "JSON text"])
+async def test_score_and_extra_info(as_text):
+    result = await manager().run_single(data([CALL, CALL, "<answer>"], as_text))
+    assert result["reward_score"] == pytest.approx(0.9)
+    info = result["reward_extra_info"]
+    assert (info["acc"], info["calls"], info["repeats"], info["format_ok"]) == (1.0, 2.0, 1.0, 1.0)
+
+
+async def test_the_same_numeric_keys_on_every_path():
+    """verl takes the keys of the first row and indexes all rows with them."""
+    subject = manager()
+    runs = [[CALL, "<answer>"], ["<answer>"], ["no marker"], ["<think>"], ["<tool_call>{</tool_call>", "<answer>"]]
+    infos = [(await subject.run_single(data(run)))["reward_extra_info"] for run in runs]
+    assert len({tuple(info) for info in infos}) == 1
+    assert {type(value) for info in infos for value in info.values()} == {float}
+    assert np.array([info["acc"] for info in infos]).dtype == np.float64
+
+
+async def test_malformed_is_minus_one():
+    result = await manager().run_single(data(["no marker"]))
+    assert result["reward_score"] == -1.0 and result["reward_extra_info"]["format_no_stop_marker"] == 1.0
+
+
+async def test_a_row_the_checker_cannot_judge_is_unscored():
+    with pytest.raises(Unscored, match="row 7.*has no 'needs'"):
+        await manager().run_single(data([CALL, "<answer>"], needs=None))
+
+
+async def test_another_agent_loop_is_named_with_the_fix():
+    lost = data([CALL, "<answer>"], tool_extra_fields={}, agent_name="single_turn_agent")
+    with pytest.raises(DataError, match='agent loop: single_turn_agent.*Fix: .*agent_name="rltr_planner"'):
+        await manager().run_single(lost)
+
+
+def test_a_wrong_setting_is_told_when_the_manager_is_built():
+    with pytest.raises(ConfigError, match="rltr.reward.florr: unknown key 'florr'"):
+        manager(reward={"florr": 1})
+
+
+async def test_every_trajectory_is_dumped_with_its_parts(tmp_path):
+    subject = manager(dump_dir=str(tmp_path))
+    await subject.run_single(data([CALL, "<answer>"], global_steps=3))
+    await subject.run_single(data(["no marker"]))
+    with pytest.raises(Unscored):
+        await subject.run_single(data([CALL, "<answer>"], needs=None))
+    (file,) = tmp_path.iterdir()
+    scored, malformed, unscored = map(json.loads, file.read_text().splitlines())
+    assert (scored["uid"], scored["index"], scored["kind"], scored["global_steps"]) == ("u1", 7, "look", 3)
+    assert scored["total"] == 1.0 and scored["terms"]["completeness"]["votes"] == [1.0]
+    assert Trajectory.from_dict(scored["trajectory"]).n_calls == 1
+    assert malformed["total"] == -1.0 and malformed["format"] == ["no_stop_marker"] and malformed["terms"] == {}
+    assert unscored["total"] is None and "has no 'needs'" in unscored["unscored"]
