@@ -61,7 +61,8 @@ def _assistant_turn(message: Message, row: int, prefilled_think: bool) -> tuple[
     given = message.get("tool_calls")
     if given is None:
         turn = parse_turn(text, prefilled_think)
-        return turn, [None] * len(turn.calls)
+        without_id: list[str | None] = [None] * len(turn.calls)
+        return turn, without_id
     if not isinstance(given, (list, tuple)):
         raise DataError("tool_calls must be a list", where=f"messages[{row}]", fix="write a list of calls or leave it out.")
     raws = [_raw_call(call) for call in given]
@@ -126,7 +127,7 @@ def call_status(call: ToolCall, index: Mapping[str, Message]) -> Status:
         return Status.UNREADABLE
     if not index:
         return Status.OK
-    if call.name not in index:
+    if call.name is None or call.name not in index:
         return Status.UNKNOWN_TOOL
     return Status.BAD_ARGUMENTS if argument_problem(index[call.name], call.arguments) else Status.OK
 

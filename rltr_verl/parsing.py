@@ -193,7 +193,7 @@ class _Scan:
         broken = next((call for call in calls if call.error), None)
         if not calls or broken:
             name = broken.name if broken else None
-            why = broken.error if broken else "the block holds no call"
+            why = (broken and broken.error) or "the block holds no call"
             self._add_unreadable(name, raw.strip(), why)
         else:
             self.calls += calls
