@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, datetime
 
 from rltr_verl import tool
 from rltr_verl.errors import BadArguments
@@ -21,6 +21,6 @@ def days_between(start: str, end: str) -> str:
 
 def _date(text: str, name: str) -> date:
     try:
-        return date.fromisoformat(text.strip())
+        return datetime.strptime(text.strip(), "%Y-%m-%d").date()
     except ValueError:
         raise BadArguments(f"{name} must be a date like 2031-05-17, not {text!r}") from None

@@ -54,13 +54,16 @@ TOOL_NAMES = ("calculator", "days_between", "search")
 
 @dataclass(frozen=True)
 class WorldSizes:
-    """How much a world holds: queries per split, conversations of the cold start, sibling worlds they are spread over."""
+    """How much a world holds: queries per split, conversations of the cold start and the siblings that share them."""
 
     train: int = 2000
     val: int = 128
     val_unseen: int = 96
     coldstart: int = 8000
     siblings: int = 40
+
+
+DEFAULT_SIZES = WorldSizes()
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,9 @@ class World:
         return self.folder / f"{name}.parquet"
 
 
-def build_world(folder: str | Path, seed: int = 1, sizes: WorldSizes | None = None, *, overwrite: bool = False) -> World:
+def build_world(
+    folder: str | Path, seed: int = 1, sizes: WorldSizes = DEFAULT_SIZES, *, overwrite: bool = False
+) -> World:
     """Build the world of ``seed`` in ``folder``; the same arguments give the same bytes.
 
     A folder that already holds exactly this world is kept as it is.
@@ -96,7 +101,7 @@ def build_world(folder: str | Path, seed: int = 1, sizes: WorldSizes | None = No
     Raises:
         WorldError: ``folder`` holds something else and ``overwrite`` is False, or is no world folder at all.
     """
-    target, sizes = Path(folder), sizes or WorldSizes()
+    target = Path(folder)
     if target.exists() and any(target.iterdir()):
         if not (target / "manifest.json").exists():
             raise WorldError("the folder holds other files", where=str(target), fix="choose a new or empty folder.")
@@ -119,20 +124,10 @@ def load_world(folder: str | Path) -> World:
         WorldError: no world is there, it was built by another version, or a file is missing.
     """
     path = Path(folder)
-    rebuild = f"build it anew with `rltr world build {path} --seed SEED`."
-    try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise WorldError("no world here (manifest.json is missing)", where=str(path), fix=rebuild) from None
-    except ValueError as error:
-        raise WorldError(f"manifest.json is not JSON ({error})", where=str(path), fix=rebuild) from None
-    if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
-        found = f"{manifest.get('format')} version {manifest.get('version')}"
-        fix = f"delete the folder or pass --overwrite, then {rebuild}"
-        raise WorldError(f"{found} found, this package reads {FORMAT} version {VERSION}", where=str(path), fix=fix)
+    manifest = _read_manifest(path)
     missing = [name for name in manifest["files"] if not (path / name).exists()]
     if missing:
-        raise WorldError(f"{missing[0]} is missing", where=str(path), fix=rebuild)
+        raise WorldError(f"{missing[0]} is missing", where=str(path), fix=_rebuild(path))
     return World(path, manifest["seed"], WorldSizes(**manifest["sizes"]))
 
 
@@ -189,6 +184,25 @@ def _lesson(
         row = query_row(asked, "coldstart", rng.getrandbits(32))
         conversations.append({"messages": play(teacher, row, callables), "tools": described})
     return conversations
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a world of this version."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise WorldError("no world here (manifest.json is missing)", where=str(path), fix=_rebuild(path)) from None
+    except ValueError as error:
+        raise WorldError(f"manifest.json is not JSON ({error})", where=str(path), fix=_rebuild(path)) from None
+    found = (manifest.get("format"), manifest.get("version")) if isinstance(manifest, dict) else (None, None)
+    if found != (FORMAT, VERSION):
+        problem = f"{found[0]} version {found[1]} found, this package reads {FORMAT} version {VERSION}"
+        raise WorldError(problem, where=str(path), fix=_rebuild(path))
+    return manifest
+
+
+def _rebuild(path: Path) -> str:
+    return f"delete the folder and build it anew (rltr world build {path} --seed SEED)."
 
 
 def _same_world(target: Path, seed: int, sizes: WorldSizes) -> World:

@@ -98,7 +98,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalL
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=1024,
-        rope_theta=10000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
         initializer_range=0.1,
         pad_token_id=tokenizer.pad_token_id,

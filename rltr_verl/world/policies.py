@@ -79,6 +79,9 @@ class Forger(Policy):
         return f"<tool_response>\n{row['extra_info']['reference']}\n</tool_response>\n{STOP_MARKER}"
 
 
+_PARAMETERS = (("search", ("query",)), ("calculator", ("expression",)), ("days_between", ("start", "end")))
+
+
 class RandomCaller(Policy):
     """Calls a tool drawn at random with words of the query, sometimes unreadably; stops with probability 0.3."""
 
@@ -89,7 +92,7 @@ class RandomCaller(Policy):
         if rng.random() < 0.3:
             return STOP_MARKER
         words = row["extra_info"]["query"].split()
-        tool, arguments = rng.choice((("search", ("query",)), ("calculator", ("expression",)), ("days_between", ("start", "end"))))
+        tool, arguments = rng.choice(_PARAMETERS)
         text = PlannedCall(tool, {name: rng.choice(words) for name in arguments}).text()
         return text if rng.random() < 0.8 else text.replace("}", "", 1)
 
@@ -140,7 +143,7 @@ def play(policy: Policy, row: Row, tools: Tools, max_turns: int = 8) -> list[Mes
 def _observe(name: str | None, arguments: dict[str, Any] | None, error: str | None, tools: Tools) -> str:
     if error or arguments is None:
         return f"Error: {error}"
-    if name not in tools:
+    if name is None or name not in tools:
         return f"Error: unknown tool {name}"
     try:
         return tools[name](**arguments)

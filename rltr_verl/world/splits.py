@@ -61,10 +61,15 @@ def shares(mix: dict[str, float], total: int) -> dict[str, int]:
 
 
 def _deal(all_subjects: list[Subject], wanted: int, rng: random.Random) -> tuple[list[Subject], list[Subject]]:
-    """Subjects for val (as many as queries are wanted, at most a quarter) and for train."""
+    """Subjects for val (as many as queries are wanted, at most a quarter) and for train.
+
+    Where a subject is a single fact, val takes at most one of an entity: train keeps another, so no name is new to it.
+    """
     dealt = rng.sample(all_subjects, len(all_subjects))
-    n_val = min(wanted, len(dealt) // 4)
-    return dealt[:n_val], dealt[n_val:]
+    first_of = {(subject[0] if len(subject) == 2 else subject): subject for subject in dealt}
+    val = list(first_of.values())[: min(wanted, len(dealt) // 4)]
+    chosen = set(val)
+    return val, [subject for subject in dealt if subject not in chosen]
 
 
 def _with_repeats(kind: str, pool: list[Subject], facts: Facts, count: int, rng: random.Random) -> Iterator[Query]:

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rltr_verl.errors import BadArguments
+from rltr_verl.tools.calculator import calculator
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("41 + 17", "58"),
+        ("(41 + 17) / 2", "29"),
+        ("10 / 4", "2.5"),
+        ("1 / 3", "0.3333333333"),
+        ("-7 // 2", "-4"),
+        ("17 % 5", "2"),
+        ("2 ** 10", "1024"),
+        ("2 ^ 10", "1024"),
+        ("7 × 6 − 2", "40"),
+        ("５+５", "10"),
+        ("0.1 + 0.2", "0.3"),
+        ("12345678901234567890 * 10", "123456789012345678900"),
+    ],
+)
+def test_arithmetic(expression, result):
+    assert calculator(expression) == result
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("", "   ", "41 +", "1 2", "((", "x + 1", "1e9", "'a' * 3", "__import__('os')", "1 if 1 else 2", "1; 2"),
+        *("[1] * 9", "1 / 0", "0 ** -1", "(-8) ** 0.5", "1" * 201, "5 == 5", "lambda: 1", "1,000 + 1"),
+    ],
+)
+def test_refused(expression):
+    with pytest.raises(BadArguments):
+        calculator(expression)
+
+
+@pytest.mark.parametrize("expression", ["9**9**9", "(9**50)**50", "9.0**60*" * 24 + "1", "2**-9999999", "((((" * 40])
+def test_bounded_in_time_and_size(expression):
+    start = time.perf_counter()
+    with pytest.raises(BadArguments):
+        calculator(expression)
+    assert time.perf_counter() - start < 0.5
