@@ -40,9 +40,8 @@ def read_messages(
 
 def _role(message: Any, row: int) -> str:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise DataError(
-            "a message must be an object with a role", where=f"messages[{row}]", fix='write {"role": ..., "content": ...}.'
-        )
+        fix = 'write {"role": ..., "content": ...}.'
+        raise DataError("a message must be an object with a role", where=f"messages[{row}]", fix=fix)
     return message["role"]
 
 
@@ -64,13 +63,14 @@ def _assistant_turn(message: Message, row: int, prefilled_think: bool) -> tuple[
         without_id: list[str | None] = [None] * len(turn.calls)
         return turn, without_id
     if not isinstance(given, (list, tuple)):
-        raise DataError("tool_calls must be a list", where=f"messages[{row}]", fix="write a list of calls or leave it out.")
+        fix = "write a list of calls or leave it out."
+        raise DataError("tool_calls must be a list", where=f"messages[{row}]", fix=fix)
     raws = [_raw_call(call) for call in given]
     blocks = "\n".join(f"<tool_call>\n{raw}\n</tool_call>" for raw in raws)
     turn = parse_turn(f"{text}\n{blocks}" if text else blocks, prefilled_think)
     inline = len(turn.calls) - len(raws)
-    ids = [call.get("id") if isinstance(call, Mapping) else None for call in given]
-    return turn, [None] * inline + ids
+    ids: list[str | None] = [None] * inline
+    return turn, ids + [call.get("id") if isinstance(call, Mapping) else None for call in given]
 
 
 def _raw_call(call: Any) -> str:
