@@ -80,7 +80,7 @@ def _between(texts: Iterable[str], added: Iterable[str]) -> Iterator[str]:
 
 def chat_template() -> str:
     """The Jinja chat template of the tiny model."""
-    return Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
+    return Path(__file__).with_name("chat_template.j2").read_text(encoding="utf-8")
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
