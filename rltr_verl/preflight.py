@@ -29,8 +29,9 @@ class PreflightCallback(Callback):
     """Runs :func:`check` when Hydra starts the job. Hydra swallows exceptions of callbacks, hence the ``sys.exit``."""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
         try:
-            check(config)
+            check(own)
         except RltrError as error:
             sys.exit(f"\n[rltr_verl] {type(error).__name__}: {error}\n")
 
@@ -54,7 +55,7 @@ def check(config: DictConfig) -> None:
 def _no_missing_values(config: DictConfig) -> None:
     """Mandatory values (``???``) that the user has to give, and interpolations that lead nowhere."""
     for key in sorted(OmegaConf.missing_keys(config)):
-        if not key.startswith(("hydra.", "reward.reward_model.rollout", "distillation.")):
+        if not key.startswith(("reward.reward_model.rollout", "distillation.")):
             raise ConfigError("a value is missing", where=key, fix=f"add {key}=... to the command line.")
     estimator = config.get("algorithm", {}).get("adv_estimator")
     table = config.get("rltr", {}).get("estimator") or {}
