@@ -84,5 +84,9 @@ class GateError(RltrError):
     """The cold start did not reach what the RL stage needs."""
 
 
+class StageError(RltrError):
+    """A command that a longer run started has failed; the message holds its last error lines and the log's path."""
+
+
 class RolloutError(RltrError):
     """The rollout engine cannot go on with what it was given: weights that do not fit, logits that are not numbers."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from rltr_verl.cli import world
+from rltr_verl.cli.quickstart import quickstart
 from rltr_verl.cli.score import score
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
@@ -15,3 +17,5 @@ def _rltr() -> None:
 
 
 app.command("score")(score)
+app.command("quickstart")(quickstart)
+app.add_typer(world.app, name="world")

@@ -1,0 +1,81 @@
+"""The two commands a quickstart runs, exactly as a user would type them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from rltr_verl.quickstart.options import Options, Paths
+from rltr_verl.quickstart.process import Command
+
+SAVE_EVERY = 10
+"""RL steps between two checkpoints: what an interruption costs at most."""
+
+
+def world_command(options: Options, paths: Paths) -> Command:
+    """``rltr world build`` for this run's world (the stage builds it in its own process)."""
+    return Command(("rltr", "world", "build", "--seed", str(options.seed), "--out", str(paths.world)))
+
+
+def sft_command(options: Options, paths: Paths, steps: int, metrics: Path) -> Command:
+    """verl's SFT trainer up to ``steps`` steps in all; goes on from its own checkpoint."""
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1")
+    trainer = ("-m", "verl.trainer.sft_trainer", "--config-name", "rltr_coldstart_sft")
+    overrides = (
+        "sft_scale=cpu",
+        f"rltr.world={_absolute(paths.world)}",
+        f"trainer.default_local_dir={_absolute(paths.coldstart)}",
+        f"trainer.total_training_steps={steps}",
+        f"trainer.seed={options.seed}",
+        "trainer.logger=[console,file]",
+    )
+    return Command((*launcher, *trainer, *overrides), {"VERL_FILE_LOGGER_PATH": _absolute(metrics)})
+
+
+def rl_overrides(options: Options, paths: Paths, model: Path) -> tuple[str, ...]:
+    """Hydra overrides of the RL stage on top of the recipe ``rltr_planner``; the user's come last."""
+    return (
+        "scale=cpu",
+        f"algo={options.algo}",
+        f"rltr.world={_absolute(paths.world)}",
+        f"actor_rollout_ref.model.path={_absolute(model)}",
+        f"data.seed={options.seed}",
+        f"trainer.total_training_steps={options.rl_steps}",
+        *options.overrides,
+    )
+
+
+def rl_command(
+    options: Options, paths: Paths, model: Path, metrics: Path, trajectories: Path, ray_dir: Path
+) -> Command:
+    """Stock ``main_ppo``; goes on from its own checkpoint."""
+    saving = (
+        f"trainer.default_local_dir={_absolute(paths.rl)}",
+        f"trainer.save_freq={SAVE_EVERY}",
+        "trainer.max_actor_ckpt_to_keep=1",
+        "trainer.max_critic_ckpt_to_keep=1",
+        "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
+        "trainer.val_before_train=false",
+        "trainer.logger=[console,file]",
+        f"rltr.dump_dir={_absolute(trajectories)}",
+        f"+ray_kwargs.ray_init._temp_dir={ray_dir}",
+        "+ray_kwargs.ray_init.address=local",
+    )
+    head = (sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "rltr_planner")
+    argv = (*head, *saving, *rl_overrides(options, paths, model))
+    return Command(argv, {"VERL_FILE_LOGGER_PATH": _absolute(metrics)})
+
+
+def latest_checkpoint(folder: Path) -> tuple[int, Path] | None:
+    """Step and folder of the newest complete checkpoint that verl has written under ``folder``."""
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    if not tracker.exists() or not tracker.read_text().strip().isdigit():
+        return None
+    step = int(tracker.read_text())
+    checkpoint = folder / f"global_step_{step}"
+    return (step, checkpoint) if checkpoint.is_dir() else None
+
+
+def _absolute(path: Path) -> str:
+    return os.path.abspath(path)

@@ -1,0 +1,45 @@
+"""The training curves as one picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rltr_verl.quickstart.curves import Curves
+
+PANELS = (
+    ("completeness", "Completeness", "share of sampled trajectories"),
+    ("reward", "Total reward", "mean"),
+    ("calls", "Calls a query", "mean"),
+    ("penalties", "Penalties (repeat + error)", "mean"),
+    ("response_length/mean", "Response length", "tokens, observations included"),
+    ("timing_s/step", "Step time", "seconds"),
+)
+INK, LINE, GRID = "#1f2933", "#2563eb", "#e4e7eb"
+
+
+def plot_curves(curves: Curves, path: Path, title: str) -> None:
+    """Draw all panels against the RL step into a PNG file."""
+    figure = Figure(figsize=(11, 5.6), layout="constrained", facecolor="white")
+    figure.suptitle(title, color=INK, fontsize=13, fontweight="bold")
+    for axes, (key, name, unit) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
+        _panel(axes, curves, key, name, unit)
+    figure.savefig(path, dpi=130)
+
+
+def _panel(axes: Axes, curves: Curves, key: str, name: str, unit: str) -> None:
+    points = [(step, values[key]) for step, values in curves.items() if key in values]
+    axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
+    axes.set_ylabel(unit, fontsize=8, color=INK)
+    axes.set_xlabel("RL step", fontsize=8, color=INK)
+    axes.tick_params(labelsize=8, colors=INK)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    if points:
+        axes.plot(*zip(*points, strict=True), color=LINE, linewidth=1.8, marker="o", markersize=2.5)
+    else:
+        axes.text(0.5, 0.5, "not logged", ha="center", va="center", transform=axes.transAxes, fontsize=9, color=INK)
+    if key == "completeness":
+        axes.set_ylim(0, 1.02)
