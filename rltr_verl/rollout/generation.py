@@ -32,6 +32,7 @@ from rltr_verl.rollout.kv_cache import (
     StoredPrefix,
     block_hashes,
 )
+from rltr_verl.rollout.lean_decoder import LeanDecoder
 from rltr_verl.rollout.sampling import SamplingParams, sample
 from rltr_verl.rollout.stopping import StopMatcher
 
@@ -114,6 +115,7 @@ class Engine:
         limits: bounds on memory and batch.
         eos_token_ids: tokens that end a sequence unless the request says ``ignore_eos``.
         seed: with the request id it gives the seed of a request that names none.
+        lean: use ``LeanDecoder`` where it fits the model.
 
     Raises:
         ModelError: the model does not attend through transformers' attention interface, or the engine's
@@ -127,8 +129,11 @@ class Engine:
         limits: EngineLimits,
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
+        lean: bool = True,
     ) -> None:
         self.model = model.eval()
+        self._dtype: torch.dtype = model.dtype  # once: the model looks through its parameters for it
+        self._lean = LeanDecoder.of(model) if lean else None
         self.limits = limits
         self.version: int | None = None
         self.n_tokens_sampled = 0
@@ -274,16 +279,19 @@ class Engine:
             positions=packed[1],
             decode_rows=rows[: len(decode)],
             chunks=[chunk for _, chunk in chunks],
-            dtype=self.model.dtype,
+            dtype=self._dtype,
             decode_length=max(positions[: len(decode)], default=0) + 1,
         )
         self.n_tokens_computed += len(tokens)
+        keep = torch.tensor(last or [len(tokens) - 1], device=device)
+        if self._lean is not None:
+            return self._lean(packed[0], packed[1], self._cache, keep)
         out = self.model(
             input_ids=packed[0].unsqueeze(0),
             position_ids=packed[1].unsqueeze(0),
             past_key_values=self._cache,
             use_cache=True,
-            logits_to_keep=torch.tensor(last or [len(tokens) - 1], device=device),
+            logits_to_keep=keep,
         )
         return out.logits[0]
 
@@ -521,7 +529,7 @@ class Engine:
             self._cache.release()
         expected = reference(prompt, done[0].token_ids)
         worst = max(abs(a - b) for a, b in zip(expected, done[0].log_probs, strict=True))
-        if not worst <= (1e-3 if self.model.dtype == torch.float32 else 0.3):
+        if not worst <= (1e-3 if self._dtype == torch.float32 else 0.3):
             raise _unsupported(self.model, f"log-probabilities differ by {worst:.3g} from its own forward pass")
 
 

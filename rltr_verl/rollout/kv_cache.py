@@ -205,12 +205,16 @@ def slot_attention(
                 f"{type(module).__name__} needs attention with {name!r}, which the transformers rollout has not",
                 fix="use rollout.name=vllm for this model",
             )
-    plan, heads = key.plan, query[0]
-    parts = []
+    return packed_attention(query[0], key, scaling, sliding_window).unsqueeze(0), None
+
+
+def packed_attention(query: torch.Tensor, layer: LayerView, scaling: float | None, window: int | None) -> torch.Tensor:
+    """[heads, T, head size] -> [T, heads, head size]: each token over the keys of its row up to itself."""
+    plan, parts = layer.plan, []
     if plan.n_decode:
-        parts.append(_decode_attention(heads[:, : plan.n_decode], key, scaling, sliding_window))
-    parts += [_chunk_attention(heads, key, chunk, scaling, sliding_window) for chunk in plan.chunks]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
+        parts.append(_decode_attention(query[:, : plan.n_decode], layer, scaling, window))
+    parts += [_chunk_attention(query, layer, chunk, scaling, window) for chunk in plan.chunks]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _decode_attention(query: torch.Tensor, layer: LayerView, scaling: float | None, window: int | None) -> torch.Tensor:

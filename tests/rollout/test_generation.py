@@ -102,6 +102,23 @@ def test_prompts_in_pieces_and_few_rows_change_nothing(
     assert [completion.token_ids for completion in _run(small, prompts, GREEDY)] == expected
 
 
+def test_the_lean_pass_and_the_models_own_give_the_same(make_model: Callable[[], Any], engine: Engine) -> None:
+    own = Engine(make_model(), None, LIMITS, lean=False)
+    prompts = _prompts(6, seed=16)
+    for one, other in zip(_run(engine, prompts, GREEDY), _run(own, prompts, GREEDY), strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.log_probs == pytest.approx(other.log_probs, abs=1e-5)
+
+
+def test_half_precision(make_model: Callable[[], Any], plain_log_probs: Callable[..., list[float]]) -> None:
+    model, plain = make_model().bfloat16(), make_model().bfloat16()
+    engine = Engine(model, None, LIMITS)
+    prompts = _prompts(5, seed=15)
+    for prompt, completion in zip(prompts, _run(engine, prompts, GREEDY), strict=True):
+        expected = plain_log_probs(plain, prompt, completion.token_ids)
+        assert completion.log_probs == pytest.approx(expected, abs=0.15)
+
+
 def _config(kind: type, **settings: Any) -> Any:
     sizes = {
         "vocab_size": 260,
