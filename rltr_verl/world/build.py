@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -42,8 +41,8 @@ from rltr_verl.world.facts import (
     make_sibling,
 )
 from rltr_verl.world.policies import Teacher, play
-from rltr_verl.world.queries import Query, word, wordings
-from rltr_verl.world.splits import SPLITS, make_splits
+from rltr_verl.world.queries import LESSON_MIX, Query, word, wordings
+from rltr_verl.world.splits import SPLITS, make_splits, shares
 
 FORMAT, VERSION = "rltr_world", 1
 """Raise ``VERSION`` with any change that makes an older folder unusable or its figures incomparable."""
@@ -61,6 +60,12 @@ class WorldSizes:
     val_unseen: int = 96
     coldstart: int = 8000
     siblings: int = 40
+
+    def __post_init__(self) -> None:
+        """Every kind must occur in train and in the cold start."""
+        if self.train < 100 or not 100 <= self.coldstart >= self.siblings >= 1 or min(self.val, self.val_unseen) < 1:
+            fix = "use train and coldstart of 100 or more, val and val_unseen of 1 or more."
+            raise WorldError(f"a world of {self} is too small", where="sizes", fix=fix)
 
 
 DEFAULT_SIZES = WorldSizes()
@@ -102,6 +107,8 @@ def build_world(
         WorldError: ``folder`` holds something else and ``overwrite`` is False, or is no world folder at all.
     """
     target = Path(folder)
+    if target.exists() and not target.is_dir():
+        raise WorldError("this is a file", where=str(target), fix="choose a folder.")
     if target.exists() and any(target.iterdir()):
         if not (target / "manifest.json").exists():
             raise WorldError("the folder holds other files", where=str(target), fix="choose a new or empty folder.")
@@ -112,7 +119,7 @@ def build_world(
         fresh = Path(scratch) / "world"
         _write_world(fresh, seed, sizes)
         if target.exists():
-            shutil.rmtree(target)
+            os.replace(target, Path(scratch) / "replaced")
         os.replace(fresh, target)
     return World(target, seed, sizes)
 
@@ -160,10 +167,12 @@ def query_row(query: Query, split: str, index: int) -> dict[str, Any]:
 def coldstart_rows(facts: Facts, train: list[Query], seed: int, sizes: WorldSizes) -> list[dict[str, Any]]:
     """The teacher's conversations: train queries, asked in sibling worlds, answered by the real tools."""
     rng = random.Random(f"coldstart {seed}")
+    pools = {kind: [query for query in train if query.kind == kind] for kind in LESSON_MIX}
+    asked = [rng.choice(pools[kind]) for kind, n in shares(LESSON_MIX, sizes.coldstart).items() for _ in range(n)]
     conversations = []
     for number in range(sizes.siblings):
         sibling = make_sibling(facts, seed, number)
-        chosen = [train[i % len(train)] for i in range(number, sizes.coldstart, sizes.siblings)]
+        chosen = asked[number :: sizes.siblings]
         with tempfile.TemporaryDirectory() as folder:
             corpus = Path(folder) / "facts.jsonl"
             _write_jsonl(corpus, sibling.documents())

@@ -105,8 +105,8 @@ class Teacher(Policy):
     probability ``later``, else stops: the well-formed but mostly incomplete behaviour that RL is to improve on.
     """
 
-    second: float = 0.4
-    later: float = 0.7
+    second: float = 0.42
+    later: float = 0.9
     name: ClassVar[str] = "teacher"
 
     def act(self, row: Row, observations: list[str]) -> str:

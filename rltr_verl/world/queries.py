@@ -59,6 +59,19 @@ MIX = {
 }
 """Share of each kind in train and val."""
 
+LESSON_MIX = {
+    "none": 0.02,
+    "calc": 0.06,
+    "look": 0.06,
+    "retry": 0.10,
+    "days": 0.12,
+    "diff": 0.18,
+    "sum": 0.18,
+    "rank": 0.14,
+    "total": 0.14,
+}
+"""Share of each kind in the cold start: more of what is hard to copy right, since few conversations go that far."""
+
 WORDINGS: dict[str, dict[str, tuple[str, ...]]] = {
     "none": {
         "en": ("Good morning, {a}!", "Thank you, {a}.", "Nice to meet you, {a}."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 
 from rltr_verl.errors import WorldError
-from rltr_verl.world import build_world, load_world
+from rltr_verl.world import WorldSizes, build_world, load_world
 
 
 def digests(folder):
@@ -59,8 +60,6 @@ def test_building_again_keeps_the_folder(world, small_sizes):
 
 @pytest.fixture
 def copied(world, tmp_path):
-    import shutil
-
     return shutil.copytree(world.folder, tmp_path / "copy")
 
 
@@ -120,3 +119,16 @@ def test_rows_are_what_verl_reads(world):
     assert [entry["index"] for entry in frame["extra_info"]] == list(range(len(frame)))
     lines = world.folder.joinpath("val.jsonl").read_text().splitlines()
     assert json.loads(lines[5]) == info
+
+
+def test_sizes_that_leave_a_kind_out_are_refused():
+    with pytest.raises(WorldError, match="too small"):
+        WorldSizes(train=9)
+    with pytest.raises(WorldError, match="too small"):
+        WorldSizes(coldstart=100, siblings=200)
+
+
+def test_a_file_in_the_way_is_named(tmp_path, small_sizes):
+    (tmp_path / "w").write_text("mine")
+    with pytest.raises(WorldError, match="this is a file"):
+        build_world(tmp_path / "w", 1, small_sizes)
