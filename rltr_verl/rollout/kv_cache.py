@@ -48,7 +48,7 @@ class StepPlan:
     chunks: list[Chunk]
     dtype: torch.dtype
     decode_length: int
-    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[Chunk | None, int | None], torch.Tensor] = field(default_factory=dict)
 
     @property
     def n_decode(self) -> int:
@@ -59,11 +59,19 @@ class StepPlan:
         return self.decode_rows == list(range(self.n_decode))
 
     def decode_mask(self, window: int | None) -> torch.Tensor:
-        """[n_decode, 1, 1, decode_length], 0 where a row's token may look and -inf elsewhere."""
-        if window not in self._masks:
+        """[n_decode, 1, 1, decode_length], 0 where a row's token may look, -inf elsewhere; the same for all layers."""
+        if (None, window) not in self._masks:
             last = self.positions[: self.n_decode].unsqueeze(1)
-            self._masks[window] = _mask(last, self.decode_length, window, self.dtype)[:, None, None]
-        return self._masks[window]
+            self._masks[None, window] = _mask(last, self.decode_length, window, self.dtype)[:, None, None]
+        return self._masks[None, window]
+
+    def chunk_mask(self, chunk: Chunk, window: int | None) -> torch.Tensor:
+        """[n_tokens, start + n_tokens], likewise."""
+        if (chunk, window) not in self._masks:
+            end = chunk.start + chunk.n_tokens
+            positions = self.positions[chunk.offset : chunk.offset + chunk.n_tokens].unsqueeze(1)
+            self._masks[chunk, window] = _mask(positions, end, window, self.dtype)
+        return self._masks[chunk, window]
 
 
 def _mask(positions: torch.Tensor, length: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
@@ -245,15 +253,11 @@ def _chunk_attention(
     """Several queries of one row over all of its keys: [heads, T, size] -> [n_tokens, heads, size]."""
     end = chunk.start + chunk.n_tokens
     whole = chunk.start == 0 and (window is None or window >= end)
-    mask = None
-    if not whole:
-        positions = torch.arange(chunk.start, end, device=query.device).unsqueeze(1)
-        mask = _mask(positions, end, window, query.dtype)
     out = F.scaled_dot_product_attention(
         query[None, :, chunk.offset : chunk.offset + chunk.n_tokens],
         layer.keys[chunk.row : chunk.row + 1, :, :end],
         layer.values[chunk.row : chunk.row + 1, :, :end],
-        attn_mask=mask,
+        attn_mask=None if whole else layer.plan.chunk_mask(chunk, window),
         is_causal=whole,
         scale=scaling,
         enable_gqa=True,

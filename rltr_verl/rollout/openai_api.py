@@ -5,6 +5,7 @@ Rollouts do not come this way; they speak token ids over Ray.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from typing import Any
@@ -57,10 +58,12 @@ def build_app(server: Any, tokenizer: Any, model_name: str) -> FastAPI:
             raise HTTPException(400, "this server does not stream; send stream=false")
         prompt = _prompt_ids(tokenizer, request)
         try:
-            outputs = [
-                await server.generate(prompt, _sampling_params(request, index), f"chatcmpl-{uuid.uuid4().hex}")
-                for index in range(request.n)
-            ]
+            outputs = await asyncio.gather(
+                *[
+                    server.generate(prompt, _sampling_params(request, index), f"chatcmpl-{uuid.uuid4().hex}")
+                    for index in range(request.n)
+                ]
+            )
         except RltrError as error:
             raise HTTPException(400, str(error)) from error
         return _response(tokenizer, model_name, len(prompt), outputs)

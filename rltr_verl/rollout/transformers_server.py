@@ -27,7 +27,7 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import RolloutMode, RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import get_max_position_embeddings, run_uvicorn
 
-from rltr_verl.errors import ConfigError, RltrError
+from rltr_verl.errors import ConfigError
 from rltr_verl.rollout.generation import Completion, Engine, EngineLimits
 from rltr_verl.rollout.registration import NAME
 from rltr_verl.rollout.sampling import SamplingParams
@@ -125,7 +125,7 @@ class TransformersServer:
             await self._awake.wait()
             try:
                 engine.step()
-            except (RltrError, RuntimeError) as error:  # RuntimeError: what torch raises, out of memory included
+            except Exception as error:  # whatever it is, those who wait for an answer must hear of it
                 logger.exception("a forward pass of the transformers rollout failed; its requests fail with it")
                 self._fail_all(error)
             if not engine.has_work:
@@ -261,7 +261,7 @@ class TransformersServer:
             get_torch_device().empty_cache()
 
     async def _drain(self) -> None:
-        while self._running.has_work:
+        while self._running.has_work and self._awake.is_set():
             await asyncio.sleep(0.005)
 
     async def wait_for_requests_to_drain(self) -> None:
