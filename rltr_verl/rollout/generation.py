@@ -163,16 +163,19 @@ class Engine:
     ) -> None:
         """Queue a request; ``on_done`` is called once, from ``step`` or ``abort``.
 
-        Raises ConfigError if the prompt is empty, leaves no room to generate or holds an id the model does not have.
+        Raises ConfigError if the prompt is empty, leaves no room to generate or holds an id the model does not have,
+        or if the request could outgrow the key-value cache.
         """
         self._check_prompt(prompt)
         tokens = list(prompt)
+        max_length = min(len(tokens) + params.max_tokens, self.limits.max_model_len)
+        self._check_room(max_length)
         self._waiting.append(
             _Sequence(
                 request_id=request_id,
                 tokens=tokens,
                 n_prompt=len(tokens),
-                max_length=min(len(tokens) + params.max_tokens, self.limits.max_model_len),
+                max_length=max_length,
                 params=params,
                 on_done=on_done,
                 draw=random.Random(self._request_seed(request_id, params, len(tokens))),
@@ -193,6 +196,16 @@ class Engine:
         if min(prompt) < 0 or max(prompt) >= n_ids:
             raise ConfigError(
                 f"the prompt holds token ids outside 0..{n_ids - 1}", fix="use the tokenizer of this model folder"
+            )
+
+    def _check_room(self, length: int) -> None:
+        needed = _round_up(length, _LENGTH_STEP) * self._cache.bytes_per_token
+        if needed > self.limits.kv_cache_bytes:
+            raise ConfigError(
+                f"one request of up to {length} tokens needs {needed / 2**20:.1f} MiB of key-value cache, "
+                f"the limit is {self.limits.kv_cache_bytes / 2**20:.1f} MiB",
+                where="rollout.engine_kwargs.transformers.kv_cache_mb",
+                fix="raise it, or lower rollout.response_length",
             )
 
     def _request_seed(self, request_id: str, params: SamplingParams, n_prompt: int) -> int:
@@ -371,15 +384,7 @@ class Engine:
 
     def _fits(self, sequence: _Sequence) -> bool:
         n_rows, length = self._room([*self._active, sequence])
-        needed = n_rows * length * self._cache.bytes_per_token
-        if needed > self.limits.kv_cache_bytes and not self._active:
-            raise ConfigError(
-                f"one request of up to {sequence.max_length} tokens needs {needed >> 20} MiB of key-value cache, "
-                f"the limit is {self.limits.kv_cache_bytes >> 20} MiB",
-                where="rollout.engine_kwargs.transformers.kv_cache_mb",
-                fix="raise it, or lower rollout.response_length",
-            )
-        return needed <= self.limits.kv_cache_bytes
+        return n_rows * length * self._cache.bytes_per_token <= self.limits.kv_cache_bytes
 
     def _place(self, sequence: _Sequence, owner: PrefixOwner | None, n_shared: int) -> None:
         sequence.row = len(self._active)

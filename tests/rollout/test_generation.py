@@ -319,9 +319,9 @@ def test_memory_stays_within_both_bounds(make_model: Callable[[], Any]) -> None:
 
 def test_a_request_too_large_for_the_cache_is_refused(make_model: Callable[[], Any]) -> None:
     engine = Engine(make_model(), None, EngineLimits(400, kv_cache_bytes=2 * 64 * 512))
-    engine.add("x", [1] * 300, GREEDY, lambda completion: None)
     with pytest.raises(ConfigError, match="kv_cache_mb"):
-        engine.step()
+        engine.add("x", [1] * 300, GREEDY, lambda completion: None)
+    assert len(_run(engine, [[1] * 100], GREEDY)[0].token_ids) == 12
 
 
 def test_release_gives_all_memory_back_and_running_requests_go_on(engine: Engine) -> None:
