@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
+import threading
 import unicodedata
 from functools import lru_cache
 from pathlib import Path
@@ -14,8 +16,11 @@ import numpy as np
 from rltr_verl import tool
 from rltr_verl.errors import BadArguments, DataError
 
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it reports every index it builds
+
 NOTHING_FOUND = "No document found."
 
+_BUILDING = threading.Lock()  # calls run in threads; without it each of the first ones would build the index
 _WORD = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]|[^\W_\u3400-\u9fff\uf900-\ufaff]+")
 
 
@@ -27,7 +32,8 @@ def search(query: str, *, corpus: str) -> str:
         query: the words to look for.
         corpus: setting; path of a JSONL file whose lines hold "text" and optionally "key" or "title".
     """
-    index, vocabulary, texts = _index(corpus)
+    with _BUILDING:
+        index, vocabulary, texts = _index(corpus)
     words = _words(query)
     if not words:
         raise BadArguments("the query holds no word")

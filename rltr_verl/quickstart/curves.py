@@ -28,7 +28,7 @@ class TrajectoryFigures:
         """Means of all steps so far: reward, completeness, calls, penalties, share of well-formed trajectories."""
         for path in self._folder.glob("*.jsonl"):
             for record in self._tails.setdefault(path, MetricsTail(path)).new_lines():
-                if isinstance(record.get("global_steps"), (int, float)):
+                if record.get("global_steps") is not None:
                     self._rows[int(record["global_steps"])].append(_figures(record))
         return {step: _means(rows) for step, rows in sorted(self._rows.items())}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from rltr_verl.quickstart.curves import Curves
 
@@ -15,7 +16,7 @@ PANELS = (
     ("calls", "Calls a query", "mean"),
     ("penalties", "Penalties (repeat + error)", "mean"),
     ("response_length/mean", "Response length", "tokens, observations included"),
-    ("timing_s/step", "Step time", "seconds"),
+    ("timing_s/step", "Step time", "seconds, from step 2 on"),
 )
 INK, LINE, GRID = "#1f2933", "#2563eb", "#e4e7eb"
 
@@ -31,12 +32,15 @@ def plot_curves(curves: Curves, path: Path, title: str) -> None:
 
 def _panel(axes: Axes, curves: Curves, key: str, name: str, unit: str) -> None:
     points = [(step, values[key]) for step, values in curves.items() if key in values]
+    if key == "timing_s/step":
+        points = [point for point in points if point[0] > 1]  # the first one warms up
     axes.set_title(name, loc="left", fontsize=10, color=INK, fontweight="bold")
     axes.set_ylabel(unit, fontsize=8, color=INK)
     axes.set_xlabel("RL step", fontsize=8, color=INK)
     axes.tick_params(labelsize=8, colors=INK)
     axes.grid(color=GRID, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if points:
         axes.plot(*zip(*points, strict=True), color=LINE, linewidth=1.8, marker="o", markersize=2.5)
     else:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
@@ -111,12 +112,12 @@ def last_errors(text: str, limit: int = 12) -> str:
     return "\n".join(useful[max(0, last - limit) : last])
 
 
-def _start(command: Command, output: object) -> subprocess.Popen[bytes]:
+def _start(command: Command, output: BinaryIO) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command.argv,
         env={**os.environ, **command.env},
         stdin=subprocess.DEVNULL,
-        stdout=output,  # type: ignore[arg-type]
+        stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         preexec_fn=_die_with_parent if sys.platform == "linux" else None,

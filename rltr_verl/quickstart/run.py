@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,7 @@ def run_quickstart(options: Options, *, fresh: bool = False, console: Console | 
         KeyboardInterrupt: passed on (SIGTERM too) after all processes of the stage have ended.
     """
     console = console or Console()
+    _quiet_libraries()
     paths = Paths(options.out)
     _prepare_folder(paths)
     with exclusive(paths.lock), _sigterm_as_interrupt():
@@ -52,6 +54,14 @@ def run_quickstart(options: Options, *, fresh: bool = False, console: Console | 
         for number, stage in enumerate(STAGES, 1):
             run.stage(stage, number, len(STAGES))
         return run.state.result(STAGES[-1].name)
+
+
+def _quiet_libraries() -> None:
+    """Keep bars and notes of libraries off the terminal; what verl's own processes say is in the logs."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", module=r"verl\.")
 
 
 def _prepare_folder(paths: Paths) -> None:
