@@ -19,6 +19,8 @@ _MARKS = ("RLTRUSERX", "RLTRASSISTANTX", "RLTRFIRSTX", "RLTRSECONDX")
 _TAGS = re.compile(r"<(?=/?(?:think|tool_call|tool_response|tools|answer)\b)")
 _CONTROL = re.compile(r"<(?=[|｜])")
 
+_SHORTEST_CUT = 16
+
 
 @dataclass(frozen=True)
 class Glue:
@@ -42,7 +44,9 @@ class ChatTemplate:
         ModelError: the tokenizer has no chat template, or the template drops tool messages.
     """
 
-    def __init__(self, tokenizer: Any, schemas: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, schemas: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         if not getattr(tokenizer, "chat_template", None):
             fix = "use an instruct model, or set actor_rollout_ref.model.custom_chat_template."
             raise ModelError("the tokenizer has no chat template", where=str(tokenizer.name_or_path), fix=fix)
@@ -59,7 +63,9 @@ class ChatTemplate:
         ids = {self._tokenizer.eos_token_id, *self.encode(self.glue.turn_end)[:1]}
         return frozenset(item for item in ids if item is not None)
 
-    def prompt_ids(self, messages: Sequence[Mapping[str, Any]], schemas: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+    def prompt_ids(
+        self, messages: Sequence[Mapping[str, Any]], schemas: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         """Ids of the whole prompt, generation prompt included. Equal prompts are rendered once per process."""
         shown = self._schemas if schemas is None else schemas
         return list(self._prompt_ids(json.dumps([list(messages), list(shown)], ensure_ascii=False)))
@@ -70,18 +76,18 @@ class ChatTemplate:
         Args:
             texts: one observation per call, in order; control tokens and protocol tags in them are made inert.
             turn_ended: the sampled ids already hold the end-of-turn token.
-            budget: longest allowed result in tokens. Observations are then cut in the middle, evenly; the glue never is.
+            budget: longest allowed result in tokens. The longest observations are then cut in the middle; the glue never is.
 
         Returns an empty list when not even the glue fits the budget.
         """
-        pieces = [self.inert(text) for text in texts]
-        ids = self.encode(self._joined(pieces, turn_ended))
+        whole = [self.inert(text) for text in texts]
+        ids = self.encode(self._joined(whole, turn_ended))
+        cap = max(map(len, whole), default=0)
         while budget is not None and len(ids) > budget:
-            longest = max(range(len(pieces)), key=lambda index: len(pieces[index]))
-            if len(pieces[longest]) < 16:
+            cap = cap * 2 // 3
+            if cap < _SHORTEST_CUT:
                 return []
-            pieces[longest] = cut_middle(pieces[longest], len(pieces[longest]) * 2 // 3)
-            ids = self.encode(self._joined(pieces, turn_ended))
+            ids = self.encode(self._joined([cut_middle(text, cap) for text in whole], turn_ended))
         return ids
 
     def cut_tokens(self, text: str, limit: int) -> str:
@@ -97,7 +103,9 @@ class ChatTemplate:
     def inert(self, text: str) -> str:
         """``text`` without anything that the tokenizer or the parser would take for structure."""
         text = _CONTROL.sub("< ", _TAGS.sub("< ", text))
-        return self._special.sub(lambda match: match.group()[0] + " " + match.group()[1:], text) if self._special else text
+        return (
+            self._special.sub(lambda match: match.group()[0] + " " + match.group()[1:], text) if self._special else text
+        )
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
