@@ -310,8 +310,9 @@ class Engine:
 
     def _reserve(self, length: int) -> None:
         n_rows, longest = self._room(self._active)
-        # Doubling keeps the number of copies small; no row ever needs more than `longest`.
-        length = min(max(_round_up(length, _LENGTH_STEP), 2 * self._cache.length), longest)
+        if length > self._cache.length:
+            # Doubling keeps the number of copies small; no row ever needs more than `longest`.
+            length = min(max(_round_up(length, _LENGTH_STEP), 2 * self._cache.length), longest)
         spare_rows = min(_round_up(n_rows, _ROW_STEP), self.limits.max_num_seqs)
         if spare_rows * max(length, self._cache.length) * self._cache.bytes_per_token <= self.limits.kv_cache_bytes:
             n_rows = spare_rows

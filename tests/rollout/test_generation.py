@@ -317,6 +317,11 @@ def test_memory_stays_within_both_bounds(make_model: Callable[[], Any]) -> None:
     assert bounded == [c.token_ids for c in _run(Engine(make_model(), None, LIMITS), prompts, GREEDY)]
 
 
+def test_rows_grow_with_what_is_there_not_with_what_may_come(engine: Engine) -> None:
+    _run(engine, [[1] * 30], SamplingParams(max_tokens=360, stop_token_ids=frozenset(range(304))))
+    assert engine.cache_nbytes <= 16 * 64 * 512 + 40 * 512  # 16 rows of 64 tokens, and the finished sequence
+
+
 def test_a_request_too_large_for_the_cache_is_refused(make_model: Callable[[], Any]) -> None:
     engine = Engine(make_model(), None, EngineLimits(400, kv_cache_bytes=2 * 64 * 512))
     with pytest.raises(ConfigError, match="kv_cache_mb"):
