@@ -77,16 +77,16 @@ def run_logged(command: Command, log: Path, watch: Callable[[], None], every_s: 
         raise _failure(process.returncode, log, start)
 
 
-def stop_tree(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
-    """End a process and all its descendants: first asked to, after ``grace_s`` seconds made to."""
+def stop_tree(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all its descendants: first asked to, after :data:`GRACE_S` seconds made to."""
     everyone = _session(process.pid)
     if process.poll() is None:
         everyone += _descendants(process.pid)
         process.terminate()
-    deadline = time.monotonic() + grace_s
+    deadline = time.monotonic() + GRACE_S
     if process.poll() is None:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
+            process.wait(GRACE_S)
     _, alive = psutil.wait_procs(everyone, max(0.1, deadline - time.monotonic()) if everyone else 0)
     for one in {*alive, *_session(process.pid)}:
         with suppress(psutil.NoSuchProcess):

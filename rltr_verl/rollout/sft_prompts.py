@@ -36,10 +36,12 @@ def check_prompts(
     for index in range(len(dataset)):
         item = dataset[index]
         trained = list(_trained_contexts(item["input_ids"].tolist(), item["loss_mask"].tolist()))
+        where = f"{coldstart}, row {index}"
+        _check_roles(dataset.messages[index], where)
         rolled = list(_rollout_contexts(planner.template, dataset.messages[index], list(planner.schemas.values())))
         for turn, (sft, rollout) in enumerate(zip(trained, rolled, strict=True)):
             if sft != rollout:
-                raise _difference(planner.template, f"{coldstart}, row {index}, turn {turn}", sft, rollout)
+                raise _difference(planner.template, f"{where}, turn {turn}", sft, rollout)
             compared += 1
     return compared
 
@@ -48,6 +50,16 @@ def _dataset(path: str, tokenizer: Any, rows: int, max_length: int) -> MultiTurn
     config = OmegaConf.create({"pad_mode": "no_padding", "truncation": "error", "max_length": max_length})
     with redirect_stdout(StringIO()):  # verl prints the number of rows
         return MultiTurnSFTDataset([path], tokenizer, config, max_samples=rows)
+
+
+def _check_roles(messages: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Behind the first assistant turn a rollout adds assistant turns and tool results, nothing else."""
+    roles = [message["role"] for message in messages]
+    first = roles.index("assistant") if "assistant" in roles else len(roles)
+    other = sorted(set(roles[first:]) - {"assistant", "tool"})
+    if first == len(roles) or other:
+        problem = f"a message of role '{other[0]}' follows the planner's turns" if other else "no assistant turn"
+        raise GateError(problem, where=where, fix="store what tools returned with role 'tool'.")
 
 
 def _trained_contexts(ids: list[int], mask: list[int]) -> Iterator[list[int]]:

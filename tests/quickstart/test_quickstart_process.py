@@ -17,10 +17,13 @@ from rltr_verl.quickstart.process import Command, last_errors, run_logged
 
 # A child with a grandchild that ignores SIGTERM, as a stuck Ray worker does; both write their ids.
 FAMILY = """
-import os, subprocess, sys, time
-stubborn = "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
-subprocess.Popen([sys.executable, "-c", stubborn, sys.argv[1] + "/grandchild"])
-open(sys.argv[1] + "/child", "w").write(str(os.getpid()))
+import os, signal, subprocess, sys, time
+folder, name = sys.argv[1:]
+if name == "child":
+    subprocess.Popen([sys.executable, __file__, folder, "grandchild"])
+else:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(os.path.join(folder, name), "w").write(str(os.getpid()))
 time.sleep(600)
 """
 
@@ -31,7 +34,7 @@ from pathlib import Path
 from rltr_verl.quickstart import process
 process.GRACE_S = 1.0
 folder = Path(sys.argv[1])
-command = process.Command((sys.executable, str(folder / "family.py"), str(folder)))
+command = process.Command((sys.executable, str(folder / "family.py"), str(folder), "child"))
 process.run_logged(command, folder / "log", lambda: None)
 """
 
@@ -79,13 +82,19 @@ def test_errors_of_an_earlier_attempt_in_the_log_are_not_shown(tmp_path):
 
 
 def test_last_errors_prefers_our_own_message():
-    text = "noise\n[rltr_verl] ConfigError: rltr.tools: unknown tool 'x'. Fix: use search.\nTraceback (most recent call last):\nSystemExit: 1\n"
-    assert last_errors(text) == "[rltr_verl] ConfigError: rltr.tools: unknown tool 'x'. Fix: use search."
+    own = "[rltr_verl] ConfigError: rltr.tools: unknown tool 'x'. Fix: use search."
+    text = f"noise\n{own}\nTraceback (most recent call last):\nSystemExit: 1\n"
+    assert last_errors(text) == own
 
 
 def test_last_errors_finds_the_exception_behind_torchruns_summary():
     text = "\n".join(
-        ["Epoch 1:  3%|   \rEpoch 1:  4%|", "  File 'a.py', line 3", "[rank0]: RuntimeError: bad shapes", "E1130 api.py] failed"]
+        [
+            "Epoch 1:  3%|   \rEpoch 1:  4%|",
+            "  File 'a.py', line 3",
+            "[rank0]: RuntimeError: bad shapes",
+            "E1130 api.py] failed",
+        ]
         + ["torch.distributed.elastic.multiprocessing.errors.ChildFailedError:", "====", "x FAILED"]
     )
     assert last_errors(text).splitlines()[-1] == "[rank0]: RuntimeError: bad shapes"

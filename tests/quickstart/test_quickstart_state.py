@@ -68,16 +68,20 @@ def test_a_state_that_cannot_be_read_is_no_empty_state(tmp_path, content):
 
 
 def test_only_one_process_works_in_a_folder(tmp_path):
-    with exclusive(tmp_path / ".lock"):
-        with pytest.raises(ConfigError, match="another quickstart"), exclusive(tmp_path / ".lock"):
-            pass
-    with exclusive(tmp_path / ".lock"):
+    lock = tmp_path / ".lock"
+    with exclusive(lock), pytest.raises(ConfigError, match="another quickstart"), exclusive(lock):
+        pass
+    with exclusive(lock):
         pass
 
 
 @pytest.mark.parametrize(
     ("given", "named"),
-    [({"algo": "sac"}, "grpo, ppo, reinforce_pp"), ({"rl_steps": 0}, "--rl-steps"), ({"overrides": ("kl",)}, "key=value")],
+    [
+        ({"algo": "sac"}, "grpo, ppo, reinforce_pp"),
+        ({"rl_steps": 0}, "--rl-steps"),
+        ({"overrides": ("kl",)}, "key=value"),
+    ],
 )
 def test_options_that_cannot_be_are_refused(given, named):
     with pytest.raises(ConfigError, match=named):
