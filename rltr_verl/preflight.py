@@ -54,18 +54,23 @@ def check(config: DictConfig) -> None:
 
 def _no_missing_values(config: DictConfig) -> None:
     """Mandatory values (``???``) that the user has to give, and interpolations that lead nowhere."""
+    _known_estimator(config)
     for key in sorted(OmegaConf.missing_keys(config)):
         if not key.startswith(("reward.reward_model.rollout", "distillation.")):
             raise ConfigError("a value is missing", where=key, fix=f"add {key}=... to the command line.")
+    try:
+        OmegaConf.to_container(config.get("rltr", {}), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0], where="rltr", fix="correct the interpolation.") from None
+
+
+def _known_estimator(config: DictConfig) -> None:
+    """Checked first: the recipes interpolate by the estimator's name, and a wrong one breaks every interpolation."""
     estimator = config.get("algorithm", {}).get("adv_estimator")
     table = config.get("rltr", {}).get("estimator") or {}
     if table and estimator not in table:
         fix = f"use one of {', '.join(table)}, or add it: +rltr.estimator.{estimator}={{n: 8}}"
         raise ConfigError(f"no settings for estimator '{estimator}'", where="algorithm.adv_estimator", fix=fix)
-    try:
-        OmegaConf.to_container(config.get("rltr", {}), resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0], where="rltr", fix="correct the interpolation.") from None
 
 
 def check_world(config: DictConfig, settings: RltrSettings) -> None:

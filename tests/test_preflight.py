@@ -1,0 +1,134 @@
+"""Bad input: one clear error with its fix, from the real command, before Ray starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+
+from rltr_verl._compose import compose_recipe
+from rltr_verl.errors import ConfigError, DataError, DiskError, ModelError, RltrError, WorldError
+from rltr_verl.preflight import check, require_room
+from rltr_verl.world import build_world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return build_world(tmp_path_factory.mktemp("world") / "w", seed=1)
+
+
+def checked(world, *overrides: str) -> None:
+    check(compose_recipe("rltr_planner", ["scale=cpu", f"rltr.world={world.folder}", *overrides]))
+
+
+def rows_of(world) -> list[dict]:
+    return pq.read_table(world.split("val")).to_pylist()[:3]
+
+
+def as_jsonl(tmp_path, rows) -> str:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_a_good_recipe_passes(world):
+    checked(world)
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "message"),
+    [
+        ("+rltr.rollout.max_turn=3", ConfigError, "rltr.rollout.max_turn: unknown key.*did you mean 'max_turns'"),
+        ("rltr.rollout.max_turns=0", ConfigError, "rltr.rollout.max_turns: .*greater than or equal to 1"),
+        ("+rltr.reward.terms.brevity={}", ConfigError, "unknown reward term 'brevity'"),
+        ("rltr.reward.terms.repeat.lambda=much", ConfigError, "rltr.reward.terms.repeat.lambda"),
+        ("rltr.tools=[serach]", ConfigError, "unknown tool 'serach'"),
+        ("judge=endpoint", ConfigError, "rltr.judge.(base_url|model): a value is missing"),
+        ("algorithm.adv_estimator=grop", ConfigError, "no settings for estimator 'grop'"),
+        ("rltr.world=/no/such/world", WorldError, "Fix: "),
+        ("actor_rollout_ref.model.path=/no/such/model", ModelError, "no model folder '/no/such/model'"),
+        ("data.train_files=/no/such.parquet", DataError, "data.train_files: no file '/no/such.parquet'"),
+        ("data.max_prompt_length=5", DataError, r"train.parquet, row 0: the prompt has \d+ tokens"),
+        ("rltr.dump_dir=/proc/dump", DiskError, "rltr.dump_dir"),
+    ],
+)
+def test_wrong_settings_name_the_key_and_the_fix(world, override, error, message):
+    with pytest.raises(error, match=message) as caught:
+        checked(world, override)
+    assert caught.value.fix
+
+
+ROWS = [
+    (lambda row: row.pop("prompt"), r"row 1: no 'prompt'\. Fix: add a column 'prompt'.*columns here"),
+    (lambda row: row.update(prompt="question"), "row 1: 'prompt' is not a list of chat messages"),
+    (lambda row: row.update(prompt=[]), "row 1: 'prompt' is not a list of chat messages"),
+    (lambda row: row.update(agent_name="tool_agent"), "agent_name 'tool_agent' is not a loop of this package"),
+    (lambda row: row["extra_info"].update(needs=7), "row 1: field 'needs'"),
+    (lambda row: row["extra_info"].update(needs="[{"), "row 1: field 'needs' is not valid JSON"),
+    (lambda row: row["extra_info"].update(needs=[{"tol": "search"}]), r"row 1: field 'needs\[0\]"),
+    (lambda row: row["extra_info"].pop("needs"), "row 1: no 'extra_info.needs'.*judge=endpoint"),
+    (lambda row: row.update(extra_info=None), "row 1: no 'extra_info.needs'"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), ROWS)
+def test_a_bad_row_is_named_by_file_row_and_field(world, tmp_path, spoil, message):
+    rows = rows_of(world)
+    spoil(rows[1])
+    path = as_jsonl(tmp_path, rows)
+    with pytest.raises(DataError, match=message) as caught:
+        checked(world, f"data.train_files={path}")
+    assert path in str(caught.value)
+
+
+def test_a_file_without_rows_or_with_garbage_is_refused(world, tmp_path):
+    with pytest.raises(DataError, match="holds no rows"):
+        checked(world, f"data.val_files={as_jsonl(tmp_path, [])}")
+    broken = tmp_path / "x.parquet"
+    broken.write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match="cannot be read"):
+        checked(world, f"data.val_files={broken}")
+
+
+def test_a_tokenizer_without_chat_template_is_refused(world, tmp_path):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(world.model)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path / "bare")
+    (tmp_path / "bare" / "config.json").write_text((world.model / "config.json").read_text())
+    with pytest.raises(ModelError, match="no chat template"):
+        checked(world, f"actor_rollout_ref.model.path={tmp_path / 'bare'}")
+
+
+def test_disk_room_is_asked_of_the_nearest_existing_folder(tmp_path):
+    require_room(tmp_path / "a" / "b", "x", need=1)
+    with pytest.raises(DiskError, match="GiB are needed.*Fix: free some space"):
+        require_room(tmp_path, "x", need=1 << 60)
+
+
+def test_it_can_be_switched_off(world):
+    checked(world, "rltr.preflight=false", "data.train_files=/no/such.parquet")
+
+
+def test_the_real_command_stops_with_one_line_before_ray(world, tmp_path):
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "rltr_planner", "scale=cpu"]
+    overrides = [f"rltr.world={world.folder}", "data.train_files=/no/such.parquet"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *overrides], capture_output=True, text=True, cwd=tmp_path, timeout=120, env=env)
+    assert done.returncode == 1
+    assert "[rltr_verl] DataError: data.train_files: no file '/no/such.parquet'. Fix:" in done.stderr
+    assert "Traceback" not in done.stderr and "ray init" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_survive_the_way_between_processes():
+    import pickle
+
+    error = DataError("bad", where="file, row 3", fix="mend it.")
+    again = pickle.loads(pickle.dumps(error))
+    assert isinstance(again, RltrError) and str(again) == str(error) and again.fix == "mend it."

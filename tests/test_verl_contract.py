@@ -1,0 +1,112 @@
+"""Every verl symbol and config key this package leans on. A new verl that moves one fails here, with its name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import pytest
+import verl  # noqa: F401
+from omegaconf import OmegaConf
+
+from rltr_verl._compose import compose_recipe
+
+SYMBOLS = [
+    "verl:DataProto",
+    "verl.checkpoint_engine.base:CheckpointEngineManager",
+    "verl.experimental.agent_loop.agent_loop:AgentLoopBase",
+    "verl.experimental.agent_loop.agent_loop:AgentLoopMetrics",
+    "verl.experimental.agent_loop.agent_loop:AgentLoopOutput",
+    "verl.experimental.agent_loop.agent_loop:_agent_loop_registry",
+    "verl.experimental.reward_loop.reward_manager.base:RewardManagerBase",
+    "verl.experimental.reward_loop.reward_manager.registry:register",
+    "verl.plugin.platform:PlatformRegistry",
+    "verl.plugin.platform:set_platform",
+    "verl.plugin.platform.platform_base:PlatformBase",
+    "verl.trainer.main_ppo:main",
+    "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer",
+    "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync",
+    "verl.trainer.sft_trainer:main",
+    "verl.utils.config:validate_config",
+    "verl.utils.dataset.multiturn_sft_dataset:MultiTurnSFTDataset",
+    "verl.utils.dataset.rl_dataset:RLHFDataset",
+    "verl.utils.distributed:initialize_global_process_group",
+    "verl.utils.distributed:initialize_global_process_group_ray",
+    "verl.utils.model:load_valuehead_model",
+    "verl.utils.profiler:simple_timer",
+    "verl.utils.torch_functional:logprobs_from_logits_v2",
+    "verl.workers.config:HFModelConfig",
+    "verl.workers.config:RolloutConfig",
+    "verl.workers.engine.base:EngineRegistry",
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead",
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithValueHead",
+    "verl.workers.rollout.base:BaseRollout",
+    "verl.workers.rollout.base:_ROLLOUT_REGISTRY",
+    "verl.workers.rollout.replica:RolloutReplica",
+    "verl.workers.rollout.replica:RolloutReplicaRegistry",
+    "verl.workers.rollout.replica:TokenOutput",
+]
+
+KEYS = [
+    "actor_rollout_ref.actor.fsdp_config.model_dtype",
+    "actor_rollout_ref.actor.kl_loss_coef",
+    "actor_rollout_ref.actor.strategy",
+    "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.model.custom_chat_template",
+    "actor_rollout_ref.model.override_config",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.rollout.agent.default_agent_loop",
+    "actor_rollout_ref.rollout.agent.num_workers",
+    "actor_rollout_ref.rollout.multi_turn.enable",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.name",
+    "actor_rollout_ref.rollout.prompt_length",
+    "actor_rollout_ref.rollout.response_length",
+    "actor_rollout_ref.rollout.val_kwargs.temperature",
+    "algorithm.adv_estimator",
+    "algorithm.use_kl_in_reward",
+    "critic.enable",
+    "critic.fsdp.strategy",
+    "data.apply_chat_template_kwargs",
+    "data.max_prompt_length",
+    "data.prompt_key",
+    "data.train_files",
+    "reward.reward_manager.name",
+    "reward.reward_manager.source",
+    "trainer.default_local_dir",
+    "trainer.device",
+    "trainer.use_v1",
+    "trainer.v1.sampler.custom_sampler.name",
+    "trainer.v1.sampler.custom_sampler.path",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+]
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_symbol_is_where_we_import_it_from(symbol):
+    module, name = symbol.split(":")
+    assert hasattr(importlib.import_module(module), name), f"verl moved {symbol}"
+
+
+@pytest.fixture(scope="module")
+def config():
+    return compose_recipe("rltr_planner", ["scale=cpu"])
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_config_key_exists(config, key):
+    parent, _, name = key.rpartition(".")
+    assert name in OmegaConf.select(config, parent), f"verl moved the config key {key}"
+
+
+def test_calls_that_verl_makes_to_us_keep_their_shape():
+    from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+    from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+
+    assert list(inspect.signature(RewardManagerBase.run_single).parameters) == ["self", "data"]
+    assert {"token_ids", "log_probs", "stop_reason", "extra_fields"} <= set(TokenOutput.model_fields)
+    assert {"wake_up", "sleep", "abort_all_requests", "resume_generation", "clear_kv_cache"} <= set(dir(RolloutReplica))
+
+
+def test_verl_is_a_version_we_were_run_with():
+    assert verl.__version__.startswith("0.9.")
