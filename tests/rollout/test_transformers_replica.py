@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from verl.workers.config import CheckpointEngineConfig, HFModelConfig, RolloutCo
 from rltr_verl.rollout.registration import NAME
 
 pytestmark = pytest.mark.slow
+# Actors are made of classes of this file, which worker processes cannot import by name.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PROMPTS = [[5, 6, 7], list(range(50)), [40] * 20]
 PARAMS = {"temperature": 0.9, "max_tokens": 10, "logprobs": True, "ignore_eos": True}
