@@ -76,6 +76,7 @@ class TransformersServer:
         # Requests enter only while this is set; see abort_all_requests.
         self._admitting = _set_event()
         self._rejecting = False
+        self._failure: Exception | None = None  # set while the requests of a failed pass are ended
         self._tasks: set[asyncio.Task] = set()
         self._profiler: Any = None
         self._n_traces = 0
@@ -136,8 +137,6 @@ class TransformersServer:
         self._failure = error
         self._running.abort_all()
         self._failure = None
-
-    _failure: Exception | None = None
 
     # ---- generation -----------------------------------------------------------------------------------------------
 
