@@ -2,7 +2,8 @@
 
 Subclasses of verl's own engines that change what cannot work or is wrong without an accelerator, so that a recipe need
 not: the precision (verl computes in bf16 unless ``mixed_precision`` is set, whatever ``dtype`` says), FSDP1, memory
-pinning and offloading, flash-attention and the packed batches that need it, and ``torch.compile``.
+pinning and offloading, flash-attention and the packed batches that need it, ``torch.compile``, and the type that a
+saved model is said to have.
 
 Ranks share the cores: each takes its part of them, since in a synchronous run nothing else works while a training step
 does; Ray's own default of one thread would leave the others idle. ``RLTR_CPU_THREADS`` overrides it.
@@ -10,9 +11,11 @@ does; Ray's own default of one thread would leave the others idle. ``RLTR_CPU_TH
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -72,6 +75,15 @@ class _CPUEngine(FSDPEngine):
         weights, peft_config = super().get_per_tensor_param(*args, **kwargs)
         return ((name, weight.clone()) for name, weight in weights), peft_config
 
+    def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
+        """Save, and let the Hugging Face folder name the type its weights have.
+
+        verl writes the weights as they are but ``bfloat16`` into ``config.json``, so that loading them would round.
+        """
+        super().save_checkpoint(local_path, *args, **kwargs)
+        if self.rank == 0 and self.checkpoint_manager.should_save_hf_model:
+            name_type(Path(local_path) / "huggingface", next(self.module.parameters()).dtype)
+
 
 class CPUEngineWithLMHead(_CPUEngine, FSDPEngineWithLMHead):
     """Actor, reference and SFT model."""
@@ -93,6 +105,15 @@ def for_cpu(config: FSDPEngineConfig) -> FSDPEngineConfig:
         offload_policy=False,
         use_torch_compile=False,
     )
+
+
+def name_type(model_folder: Path, dtype: torch.dtype) -> None:
+    """Write ``dtype`` into the configuration of the model in ``model_folder``."""
+    path = model_folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    key = "dtype" if "dtype" in config else "torch_dtype"  # the name before transformers 5
+    config[key] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def threads_per_rank() -> int:
