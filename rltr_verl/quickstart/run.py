@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import signal
 import warnings
@@ -22,6 +23,7 @@ from rltr_verl.quickstart.options import Options, Paths
 from rltr_verl.quickstart.stages import STAGES, Run
 from rltr_verl.quickstart.state import RunState, exclusive
 from rltr_verl.scoring import Scorer
+from rltr_verl.tooling import load_tools
 from rltr_verl.world import load_world
 
 NEEDED_BYTES = 1 << 30
@@ -83,6 +85,7 @@ def _open(options: Options, paths: Paths, console: Console) -> Run:
     config = compose_recipe("rltr_planner", rl_overrides(options, paths, paths.world / "model"))
     settings = from_omegaconf(config)
     Scorer(settings)
+    load_tools(settings.tools, settings.tool_settings)
     return Run(options, paths, state, console, config, settings)
 
 
@@ -121,7 +124,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 def resume_command(options: Options, default_out: Path = Options.out) -> str:
     """What to type to go on with an interrupted run."""
     words = ["rltr quickstart", f"--algo {options.algo}", f"--seed {options.seed}"]
-    words += [f"--out {options.out}"] if options.out != default_out else []
+    words += [f"--out {shlex.quote(str(options.out))}"] if options.out != default_out else []
     words += [f"--steps {options.rl_steps}"] if options.rl_steps != Options.rl_steps else []
     words += [f"--sft-steps {options.sft_steps}"] if options.sft_steps != Options.sft_steps else []
-    return " ".join([*words, *options.overrides])
+    return " ".join([*words, *map(shlex.quote, options.overrides)])

@@ -211,7 +211,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _rebuild(path: Path) -> str:
-    return f"delete the folder and build it anew (rltr world build {path} --seed SEED)."
+    return f"delete the folder and build it anew (rltr world build --out {path} --seed SEED)."
 
 
 def _same_world(target: Path, seed: int, sizes: WorldSizes) -> World:
