@@ -43,31 +43,31 @@ def read_metrics(files: list[Path]) -> dict[int, dict[str, float]]:
 
 
 @contextmanager
-def progress_bar(console: Console, name: str, total: int, unit: str = "steps") -> Iterator[StageBar]:
-    """A bar for one stage; off a terminal, only its last state is printed."""
+def progress_bar(console: Console, name: str, total: int) -> Iterator[StageBar]:
+    """A bar for one stage, at most 80 columns wide; off a terminal, only its last state is printed."""
     columns = (
         TextColumn("  {task.description}"),
-        BarColumn(bar_width=28),
+        BarColumn(bar_width=18),
         TextColumn("{task.fields[count]}"),
         TimeElapsedColumn(),
         TextColumn("{task.fields[note]}", style="dim"),
     )
     with Progress(*columns, console=console, refresh_per_second=4) as progress:
-        yield StageBar(progress, name, total, unit)
+        yield StageBar(progress, name, total)
 
 
 class StageBar:
     """The bar of a stage: pulses until the first step is there."""
 
-    def __init__(self, progress: Progress, name: str, total: int, unit: str) -> None:
-        self._progress, self._total, self._unit = progress, total, unit
+    def __init__(self, progress: Progress, name: str, total: int) -> None:
+        self._progress, self._total = progress, total
         self._task = progress.add_task(name, total=None, count="starting", note="")
         self.done = 0
 
     def to(self, done: int, note: str = "") -> None:
         """``done`` steps are finished; ``note`` stands behind the bar."""
         self.done = done
-        count = f"{done}/{self._total} {self._unit}"
+        count = f"{done}/{self._total}"
         self._progress.update(self._task, total=self._total, completed=done, count=count, note=note)
 
     def advance(self) -> None:
@@ -86,5 +86,5 @@ def sft_note(step: int, metrics: Mapping[str, float]) -> str:
 
 def rl_note(metrics: Mapping[str, float]) -> str:
     """What to show of an RL step, as far as it is there."""
-    shown = {"reward": "reward", "completeness": "completeness", "calls": "calls", "s/step": "timing_s/step"}
+    shown = {"reward": "reward", "complete": "completeness", "s/step": "timing_s/step"}
     return "  ".join(f"{name} {metrics[key]:.2f}" for name, key in shown.items() if key in metrics)

@@ -118,7 +118,7 @@ def gate(run: Run) -> dict[str, Any]:
         steps = run.options.sft_steps + extra * limits.more_steps
         trained = _train_sft(run, steps)
         model = run.model(run.paths.root / trained["model"])
-        with progress_bar(run.console, "gate", gates.SAMPLES * len(rows), "trajectories") as bar:
+        with progress_bar(run.console, "gate", gates.SAMPLES * len(rows)) as bar:
             figures = gates.measure(model, run.scorer, world.coldstart, rows, run.sampling(1.0), bar.advance)
         run.say(f"{figures.n_prompts} prompts of SFT and rollout are equal token by token; {figures.text(limits)}")
         if figures.passes(limits):
@@ -222,7 +222,7 @@ def _evaluate(run: Run, when: str, model_folder: Path) -> dict[str, Any]:
     found = {}
     for split in EVALUATED:
         rows = read_rows(world.split(split))
-        with progress_bar(run.console, split, len(rows), "queries") as bar:
+        with progress_bar(run.console, split, len(rows)) as bar:
             evaluated = evaluate(model, run.scorer, rows, run.sampling(0.0), bar.advance)
         write_trajectories(run.paths.evaluation / f"{when}_{split}.jsonl", evaluated)
         found[split] = summarize(evaluated)

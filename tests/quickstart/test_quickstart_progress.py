@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from rltr_verl.quickstart.curves import TrajectoryFigures, read_curves
+from rltr_verl.quickstart.plot import moving_mean
 from rltr_verl.quickstart.progress import MetricsTail, progress_bar, read_metrics, rl_note, sft_note
 
 
@@ -81,12 +82,12 @@ def test_curves_join_dumps_and_metrics_and_the_later_attempt_counts(tmp_path):
 
 def test_the_bar_shows_steps_and_the_current_figures():
     output = io.StringIO()
-    console = Console(file=output, width=120, force_terminal=True, color_system=None)
+    console = Console(file=output, width=80, force_terminal=True, color_system=None)
     with progress_bar(console, "rl", 25) as bar:
         assert "starting" in _last(output, bar)
         bar.to(7, rl_note({"reward": 0.41, "completeness": 0.5, "timing_s/step": 1.9}))
         shown = _last(output, bar)
-    assert "7/25 steps" in shown and "reward 0.41" in shown and "completeness 0.50" in shown
+    assert "7/25" in shown and "reward 0.41" in shown and "complete 0.50" in shown
 
 
 def test_notes_show_only_what_is_there():
@@ -97,3 +98,7 @@ def test_notes_show_only_what_is_there():
 def _last(output: io.StringIO, bar) -> str:
     bar._progress.refresh()
     return output.getvalue()
+
+
+def test_the_moving_mean_never_looks_ahead():
+    assert moving_mean([1, 3, 5, 7, 9, 11]) == [1, 2, 3, 4, 5, 7]
