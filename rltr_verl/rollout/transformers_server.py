@@ -80,7 +80,7 @@ class TransformersServer:
         self._tasks: set[asyncio.Task] = set()
         self._profiler: Any = None
         self._n_traces = 0
-        self._profile_control = build_rollout_dist_profiler(replica_rank, 1, config=self.config.profiler)
+        self._profile_control = _profile_control(self.config, replica_rank)
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
@@ -333,6 +333,15 @@ def _set_event() -> asyncio.Event:
     event = asyncio.Event()
     event.set()
     return event
+
+
+def _profile_control(config: RolloutConfig, replica_rank: int) -> Any:
+    """verl's decision on who is profiled when; of its tools this server has torch's profiler."""
+    profiler = config.profiler
+    if profiler is None or profiler.tool != "torch":
+        return build_rollout_dist_profiler(replica_rank, 1)
+    tool = omega_conf_to_dataclass((profiler.tool_config or {}).get("torch"))
+    return build_rollout_dist_profiler(replica_rank, 1, config=profiler, tool_config=tool)
 
 
 def _nothing(version: int | None) -> Completion:

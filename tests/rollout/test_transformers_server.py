@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 import torch
+from verl.utils.profiler.config import ProfilerConfig, TorchProfilerToolConfig
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import RolloutMode, RolloutReplicaRegistry
 
@@ -208,6 +209,17 @@ async def test_chat_completions_over_http(server: TransformersServer, tokenizer:
     assert answer["usage"]["prompt_tokens"] == len(prompt)
     assert refused.status == 422
     assert health.status == 200
+
+
+async def test_a_profile_is_written_where_verl_says(tiny_folder: Path, tmp_path: Path) -> None:
+    tools = {"torch": TorchProfilerToolConfig(discrete=True)}
+    profiler = ProfilerConfig(tool="torch", enable=True, ranks=[0], save_path=str(tmp_path), tool_config=tools)
+    server = await _launch(tiny_folder, profiler=profiler)
+    await server.start_profile()
+    await server.generate([1, 2, 3], dict(GREEDY), "r")
+    await server.stop_profile()
+    await _stop(server)
+    assert "scaled_dot_product" in (tmp_path / "rollout_0_0.json").read_text()
 
 
 @pytest.mark.parametrize(
