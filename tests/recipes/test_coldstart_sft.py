@@ -1,0 +1,80 @@
+"""The cold-start recipe composes at every scale, fits verl's classes, and refuses bad input before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig
+
+from rltr_verl._compose import compose_recipe
+from rltr_verl.errors import ConfigError, DataError, ModelError, WorldError
+from rltr_verl.preflight_sft import check_sft
+from rltr_verl.world import WorldSizes, build_world
+
+SCALES = sorted(path.stem for path in (Path(__file__).parents[2] / "recipes" / "sft_scale").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return build_world(tmp_path_factory.mktemp("world") / "w", sizes=WorldSizes(train=100, val=20, coldstart=100))
+
+
+def recipe(*overrides: str):
+    return compose_recipe("rltr_coldstart_sft", list(overrides))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_scale_composes_and_fits_verls_classes(scale):
+    config = recipe(f"sft_scale={scale}")
+    if scale != "cpu":
+        with pytest.raises(ConfigError, match=r"data\.train_files.*a value is missing"):
+            check_sft(config)
+        config.data.train_files = "conversations.parquet"
+    engine, optimizer = (omega_conf_to_dataclass(config[name]) for name in ("engine", "optim"))
+    assert isinstance(engine, FSDPEngineConfig) and engine.strategy == "fsdp2"
+    assert isinstance(optimizer, FSDPOptimizerConfig) and optimizer.lr > 0
+    assert "hf_model" in omega_conf_to_dataclass(config.checkpoint).save_contents
+    assert config.data.train_batch_size % config.trainer.n_gpus_per_node == 0
+    assert config.data.use_dynamic_bsz is False or config.data.max_token_len_per_gpu >= config.data.max_length
+
+
+def test_the_worlds_cold_start_passes(world):
+    check_sft(recipe("sft_scale=cpu", f"rltr.world={world.folder}"))
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "named"),
+    [
+        ("rltr.world=/no/such/world", WorldError, "no world here"),
+        ("model.path=/no/such/model", ModelError, "no model folder"),
+        ("data.train_files=/no/such.parquet", DataError, "no file"),
+        ("data.messages_key=turns", DataError, "no column 'turns'.*columns here: messages, tools"),
+    ],
+)
+def test_what_is_missing_is_named_with_its_fix(world, override, error, named):
+    with pytest.raises(error, match=named) as caught:
+        check_sft(recipe("sft_scale=cpu", f"rltr.world={world.folder}", override))
+    assert caught.value.fix
+
+
+USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        ([USER], "does not end with an assistant message"),
+        ([], "does not end with an assistant message"),
+        ([USER, {"role": "planner", "content": "a"}], "role 'planner'"),
+        ([USER, {"role": "assistant", "content": None}], "message 1 has no content"),
+    ],
+)
+def test_a_bad_conversation_is_named_by_its_row(world, tmp_path, messages, named):
+    table = pa.Table.from_pylist([{"messages": [USER, ASSISTANT]}, {"messages": messages}])
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=rf"rows\.parquet, row 1: .*{named}"):
+        check_sft(recipe("sft_scale=cpu", f"rltr.world={world.folder}", f"data.train_files={tmp_path}/rows.parquet"))
