@@ -46,7 +46,7 @@ class Options:
     out: Path = Path("outputs/quickstart")
     algo: str = "grpo"
     seed: int = 1
-    sft_steps: int = 650
+    sft_steps: int = 700
     rl_steps: int = 25
     overrides: tuple[str, ...] = ()
     sizes: WorldSizes = field(default_factory=WorldSizes)

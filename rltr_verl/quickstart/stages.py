@@ -30,6 +30,9 @@ from rltr_verl.world import World, build_world, load_world
 EVALUATED = ("val", "val_unseen")
 """Splits on which a model is measured, greedily."""
 
+_SHORT = "/tmp" if Path("/tmp").is_dir() else None
+"""Ray puts sockets into its folder, whose paths may not be longer than 107 bytes."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -138,7 +141,7 @@ def rl(run: Run) -> dict[str, Any]:
     steps = int(run.config.trainer.total_training_steps)
     found = latest_checkpoint(run.paths.rl)
     if found is None or found[0] < steps:
-        ray_dir = Path(tempfile.mkdtemp(prefix="rltr-ray-"))
+        ray_dir = Path(tempfile.mkdtemp(prefix="rltr-ray-", dir=_SHORT))
         try:
             _train_rl(run, steps, ray_dir)
         finally:
