@@ -29,7 +29,7 @@ def quickstart(
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("outputs/quickstart"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove an earlier run in the folder first.")] = False,
     steps: Annotated[int, typer.Option(help="RL steps.")] = 25,
-    sft_steps: Annotated[int, typer.Option(help="Cold-start steps.")] = 650,
+    sft_steps: Annotated[int, typer.Option(help="Cold-start steps.")] = 700,
 ) -> None:
     """World, cold start, RL by stock verl, figures before and after: about 10 minutes on 2 cores without a GPU.
 

@@ -63,12 +63,12 @@ LESSON_MIX = {
     "none": 0.02,
     "calc": 0.06,
     "look": 0.06,
-    "retry": 0.10,
+    "retry": 0.08,
     "days": 0.12,
-    "diff": 0.18,
-    "sum": 0.18,
+    "diff": 0.14,
+    "sum": 0.20,
     "rank": 0.14,
-    "total": 0.14,
+    "total": 0.18,
 }
 """Share of each kind in the cold start: more of what is hard to copy right, since few conversations go that far."""
 
