@@ -7,6 +7,7 @@ import typer
 from rltr_verl.cli import world
 from rltr_verl.cli.quickstart import quickstart
 from rltr_verl.cli.score import score
+from rltr_verl.cli.settings import settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 
@@ -17,5 +18,6 @@ def _rltr() -> None:
 
 
 app.command("score")(score)
+app.command("settings")(settings)
 app.command("quickstart")(quickstart)
 app.add_typer(world.app, name="world")
