@@ -88,15 +88,17 @@ def test_a_policy_is_deterministic_whatever_the_order(rows, name):
 
 
 async def test_play_gives_the_same_conversation_as_the_planner_loop(rows, world, act_out):
-    tools = load_world_tools(world.corpus)
+    tools, compared = load_world_tools(world.corpus), 0
     for row in rows("val")[:30]:
         for policy in (Oracle(), Teacher(2), RandomCaller(2), Spammer()):
             messages = play(policy, row, {name: tool.call for name, tool in tools.items()}, max_turns=6)
             told = Trajectory.from_messages(messages, tools=schemas(tools))
             rollout = await act_out(policy, row)
-            assert [turn.calls for turn in told.turns] == [turn.calls for turn in rollout.turns]
             if rollout.end != "answer":
-                continue  # at the turn limit the loop runs no further call
+                continue  # at a limit of turns or tokens the loop runs no further call
+            assert [turn.calls for turn in told.turns] == [turn.calls for turn in rollout.turns]
             ok = [item.text for turn in rollout.turns for item in turn.observations if item.status is Status.OK]
             seen = [message["content"] for message in messages if message["role"] == "tool"]
             assert [text for text in seen if not text.startswith("Error")] == ok
+            compared += 1
+    assert compared > 100
