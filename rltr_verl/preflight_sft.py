@@ -20,7 +20,7 @@ class SftPreflightCallback(Callback):
     """Runs :func:`check_sft` when Hydra starts the job. Hydra swallows exceptions of callbacks, hence ``sys.exit``."""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+        own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         try:
             check_sft(own)
         except RltrError as error:

@@ -45,7 +45,9 @@ class PlannerLoop(AgentLoopBase):
             _planners[key] = Planner.build(settings, self.tokenizer, self.apply_chat_template_kwargs)
         return _planners[key]
 
-    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
+    async def run(  # type: ignore[override]  # verl takes a list too
+        self, sampling_params: dict[str, Any], **kwargs: Any
+    ) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Roll out one trajectory.
 
         Args:
@@ -99,7 +101,7 @@ class PlannerLoop(AgentLoopBase):
         self, rollout: Rollout, trajectory: Trajectory, extra: Mapping[str, Any], metrics: Mapping[str, Any]
     ) -> AgentLoopOutput:
         if not rollout.ids:  # verl puts the reward on the last token, so there must be one; it is not trained
-            rollout.add_context([self.tokenizer.eos_token_id or 0])
+            rollout.add_context([self.tokenizer.eos_token_id or 0])  # type: ignore[attr-defined]
         fields = {**extra, "turn_scores": [], "tool_rewards": []}
         fields[TRAJECTORY_FIELD] = json.dumps(trajectory.to_dict(), ensure_ascii=False)
         return AgentLoopOutput(
