@@ -57,7 +57,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="model folder; without it a random Qwen3 of the quickstart's size")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--vllm", action="store_true", help="also run vLLM on the same work (needs --model)")
     args = parser.parse_args()
@@ -138,18 +138,20 @@ def vllm_runner(folder: str) -> Callable[[Work], None]:
 
 
 def measure(contenders: dict[str, Callable[[Work], None]], work: Work, rounds: int) -> dict[str, float]:
-    """Median tokens a second of each contender; one untimed round first."""
-    n_tokens = sum(n for _, n in work)
-    one_by_one = len(work) < BATCHES[1]  # the batch of 1: every contender answers a request before the next one comes
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for timed in [False] + [True] * rounds:
-        for name, run in contenders.items():
-            start = time.perf_counter()
-            for part in [[item] for item in work] if one_by_one else [work]:
+    """Median tokens a second of each contender; one untimed round first.
+
+    The batch of 1 is several requests, each answered by every contender before the next one comes.
+    """
+    parts = [[item] for item in work] if len(work) < BATCHES[1] else [work]
+    seconds: dict[str, list[float]] = {name: [0.0] * (rounds + 1) for name in contenders}
+    for turn in range(rounds + 1):
+        for part in parts:
+            for name, run in contenders.items():
+                start = time.perf_counter()
                 run(part)
-            if timed:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: n_tokens / statistics.median(times) for name, times in seconds.items()}
+                seconds[name][turn] += time.perf_counter() - start
+    n_tokens = sum(n for _, n in work)
+    return {name: n_tokens / statistics.median(times[1:]) for name, times in seconds.items()}
 
 
 def agent_step(engine: Engine, n_vocab: int, seed: int, n_turns: int = 3) -> float:
