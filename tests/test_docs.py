@@ -42,10 +42,11 @@ def blocks(page: Path) -> list[Block]:
 
 
 def code(page: Path) -> Iterator[str]:
-    """Every line of the fenced blocks, continued lines joined, and every inline code span."""
+    """Every line of the fenced and indented blocks, continued lines joined, and every inline code span."""
     for block in blocks(page):
         yield from block.text.replace("\\\n", " ").splitlines()
     prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    yield from re.findall(r"^ {4}(\S.*)$", prose, re.MULTILINE)
     yield from re.findall(r"`([^`\n]+)`", prose)
 
 
