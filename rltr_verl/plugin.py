@@ -22,6 +22,6 @@ except Exception as error:
     sys.stderr.write(
         f"\n[rltr_verl] THE PLUGIN COULD NOT BE LOADED: {type(error).__name__}: {error}\n"
         "[rltr_verl] verl goes on without it, so recipes named rltr_* will not work. "
-        "Fix: reinstall rltr_verl and verl>=0.9.1,<0.10 in this environment, then run `rltr doctor`.\n\n"
+        "Fix: reinstall rltr_verl and verl>=0.9.1,<0.10 in this environment.\n\n"
     )
     raise

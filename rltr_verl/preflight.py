@@ -69,7 +69,8 @@ def _known_estimator(config: DictConfig) -> None:
     estimator = config.get("algorithm", {}).get("adv_estimator")
     table = config.get("rltr", {}).get("estimator") or {}
     if table and estimator not in table:
-        fix = f"use one of {', '.join(table)}, or add it: +rltr.estimator.{estimator}={{n: 8}}"
+        row = "{n: 8, critic: false, use_kl_loss: true, use_kl_in_reward: false}"
+        fix = f"use one of {', '.join(table)}, or add it: '+rltr.estimator.{estimator}={row}'"
         raise ConfigError(f"no settings for estimator '{estimator}'", where="algorithm.adv_estimator", fix=fix)
 
 

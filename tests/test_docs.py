@@ -59,7 +59,9 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 def test_every_rltr_command_and_option_exists():
-    names = named(r"(?:^|[\s/$])(rltr [a-z].*)")
+    sources = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "rltr_verl").rglob("*.py")))
+    messages = [("a message", line) for line in re.findall(r"`(rltr [a-z][^`{]*)", sources)]
+    names = named(r"(?:^|[\s/$])(rltr [a-z].*)") + messages
     assert names
     for page, line in names:
         words = re.split(r"[|>#;&]", line)[0].split()[1:]
