@@ -30,7 +30,9 @@ def sft_command(options: Options, paths: Paths, steps: int, metrics: Path) -> Co
         f"trainer.seed={options.seed}",
         "trainer.logger=[console,file]",
     )
-    return Command((*launcher, *trainer, *overrides), {"VERL_FILE_LOGGER_PATH": _absolute(metrics)})
+    # One thread: the model is too small to gain from more, and where a core is busy a second one holds every step up.
+    variables = {"RLTR_CPU_THREADS": "1", "VERL_FILE_LOGGER_PATH": _absolute(metrics)}
+    return Command((*launcher, *trainer, *overrides), variables)
 
 
 def rl_overrides(options: Options, paths: Paths, model: Path) -> tuple[str, ...]:
