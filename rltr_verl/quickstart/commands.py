@@ -31,8 +31,7 @@ def sft_command(options: Options, paths: Paths, steps: int, metrics: Path) -> Co
         "trainer.logger=[console,file]",
     )
     # One thread: the model is too small to gain from more, and where a core is busy a second one holds every step up.
-    variables = {"RLTR_CPU_THREADS": "1", "VERL_FILE_LOGGER_PATH": _absolute(metrics)}
-    return Command((*launcher, *trainer, *overrides), variables)
+    return Command((*launcher, *trainer, *overrides), {**_variables(metrics), "RLTR_CPU_THREADS": "1"})
 
 
 def rl_overrides(options: Options, paths: Paths, model: Path) -> tuple[str, ...]:
@@ -66,7 +65,7 @@ def rl_command(
     )
     head = (sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "rltr_planner")
     argv = (*head, *saving, *rl_overrides(options, paths, model))
-    return Command(argv, {"VERL_FILE_LOGGER_PATH": _absolute(metrics)})
+    return Command(argv, _variables(metrics))
 
 
 def latest_checkpoint(folder: Path) -> tuple[int, Path] | None:
@@ -77,6 +76,11 @@ def latest_checkpoint(folder: Path) -> tuple[int, Path] | None:
     step = int(tracker.read_text())
     checkpoint = folder / f"global_step_{step}"
     return (step, checkpoint) if checkpoint.is_dir() else None
+
+
+def _variables(metrics: Path) -> dict[str, str]:
+    """The CPU backend also where there is a GPU: the recipe's scale is ``cpu``."""
+    return {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": _absolute(metrics)}
 
 
 def _absolute(path: Path) -> str:

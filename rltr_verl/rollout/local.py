@@ -63,8 +63,7 @@ class LocalModel:
         self, folder: str | Path, settings: RltrSettings, template_kwargs: Mapping[str, Any] | None = None
     ) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        self.tokenizer, model = _load(Path(folder), dtype)
+        self.tokenizer, model = _load(Path(folder), "auto" if device == "cuda" else torch.float32)
         self._model = model.to(device)
         self.planner = Planner.build(settings, self.tokenizer, template_kwargs)
 
@@ -156,7 +155,7 @@ class _Served:
                 await asyncio.sleep(0)  # the trajectories take up what was finished
 
 
-def _load(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+def _load(folder: Path, dtype: Any) -> tuple[Any, Any]:
     """Tokenizer and model of a folder."""
     if not (folder / "config.json").is_file():
         fix = "give a Hugging Face model folder, for example <verl checkpoint>/huggingface."
