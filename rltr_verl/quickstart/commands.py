@@ -54,8 +54,8 @@ def rl_command(
     saving = (
         f"trainer.default_local_dir={_absolute(paths.rl)}",
         f"trainer.save_freq={SAVE_EVERY}",
-        "trainer.max_actor_ckpt_to_keep=1",
-        "trainer.max_critic_ckpt_to_keep=1",
+        "trainer.max_actor_ckpt_to_keep=2",
+        "trainer.max_critic_ckpt_to_keep=2",
         "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
         "trainer.val_before_train=false",
         "trainer.logger=[console,file]",
