@@ -8,11 +8,11 @@ import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from rltr_verl._compose import compose_recipe
 from rltr_verl.config import from_omegaconf
@@ -55,6 +55,7 @@ def run_quickstart(options: Options, *, fresh: bool = False, console: Console | 
         run = _open(options, paths, console)
         for number, stage in enumerate(STAGES, 1):
             run.stage(stage, number, len(STAGES))
+        console.print(f"[dim]Open {escape(str(paths.report))} in a browser. Begin again with --fresh.[/dim]")
         return run.state.result(STAGES[-1].name)
 
 
@@ -81,7 +82,7 @@ def _prepare_folder(paths: Paths) -> None:
 def _open(options: Options, paths: Paths, console: Console) -> Run:
     """Everything that can be wrong is found here, before any work."""
     state = RunState(paths.state, options.fingerprint())
-    _check_world(paths)
+    _check_world(options, paths)
     config = compose_recipe("rltr_planner", rl_overrides(options, paths, paths.world / "model"))
     settings = from_omegaconf(config)
     Scorer(settings)
@@ -89,14 +90,18 @@ def _open(options: Options, paths: Paths, console: Console) -> Run:
     return Run(options, paths, state, console, config, settings)
 
 
-def _check_world(paths: Paths) -> None:
+def _check_world(options: Options, paths: Paths) -> None:
+    """A world that is already there must be the one this run would build."""
     if not (paths.world / "manifest.json").exists():
         return
+    fix = "start over with --fresh, or choose another --out."
     try:
-        load_world(paths.world)
+        world = load_world(paths.world)
     except WorldError as error:
-        fix = "start over with --fresh, or choose another --out."
         raise WorldError(error.problem, where=error.where, fix=fix) from None
+    if (world.seed, world.sizes) != (options.seed, options.sizes):
+        problem = f"another world is here (seed {world.seed}, {world.sizes})"
+        raise WorldError(problem, where=str(paths.world), fix=fix)
 
 
 def _remove(paths: Paths) -> None:
@@ -121,10 +126,10 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def resume_command(options: Options, default_out: Path = Options.out) -> str:
+def resume_command(options: Options) -> str:
     """What to type to go on with an interrupted run."""
     words = ["rltr quickstart", f"--algo {options.algo}", f"--seed {options.seed}"]
-    words += [f"--out {shlex.quote(str(options.out))}"] if options.out != default_out else []
+    words += [f"--out {shlex.quote(str(options.out))}"] if options.out != Options.out else []
     words += [f"--steps {options.rl_steps}"] if options.rl_steps != Options.rl_steps else []
     words += [f"--sft-steps {options.sft_steps}"] if options.sft_steps != Options.sft_steps else []
     return " ".join([*words, *map(shlex.quote, options.overrides)])

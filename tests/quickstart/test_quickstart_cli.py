@@ -15,7 +15,7 @@ from rltr_verl.quickstart import Options, run
 from rltr_verl.quickstart.options import Paths
 from rltr_verl.quickstart.run import resume_command, run_quickstart
 from rltr_verl.quickstart.state import RunState, exclusive
-from rltr_verl.world import load_world
+from rltr_verl.world import WorldSizes, build_world, load_world
 
 
 def invoke(*words: object):
@@ -68,6 +68,13 @@ def test_a_world_of_another_version_is_refused_with_the_way_out(out):
     assert status == 2
     assert "rltr_world version 0 found" in text and "--fresh" in text
     assert not (out / "state.json").exists()
+
+
+def test_a_world_of_another_seed_is_refused_with_the_way_out(out):
+    build_world(out / "world", seed=3, sizes=WorldSizes(train=100, val=20, val_unseen=10, coldstart=100))
+    status, text = invoke("quickstart", "--out", out)
+    assert status == 2
+    assert "another world is here (seed 3" in text and "--fresh" in text
 
 
 def test_other_settings_than_those_of_the_run_in_the_folder_are_refused(out):
