@@ -6,7 +6,6 @@
 # index: make venv TORCH_INDEX=https://download.pytorch.org/whl/cpu
 PYTHON ?= python3
 VENV ?= .venv
-TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 ARGS ?=
 
@@ -18,11 +17,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 venv install: $(READY)
 
-# torch goes first: resolved together with the others, it could be replaced by another build.
-$(READY): setup.py pyproject.toml
+# One command under the versions that were tested together: pip left to itself searches old releases for minutes.
+$(READY): setup.py pyproject.toml constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
-	$(PIP) -e ".[cpu,dev]"
+	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints-cpu.txt -e ".[cpu,dev]"
 	@if $(BIN)/python -m pip list --disable-pip-version-check 2>/dev/null | grep -i '^nvidia'; then \
 		echo 'A CUDA build of torch was installed. Fix: make clean-venv venv TORCH_INDEX=https://download.pytorch.org/whl/cpu'; \
 		exit 1; \
