@@ -1,5 +1,7 @@
 """Packaging: the open folders at the top level become sub-packages of ``rltr_verl``."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 OPEN_FOLDERS = {"rltr_verl.tools": "tools", "rltr_verl.reward_fns": "reward_fns", "rltr_verl.recipes": "recipes"}
@@ -11,8 +13,8 @@ VERL_CORE = ["TransferQueue>=0.1.10", "pyzmq", "msgspec", "fastapi", "uvicorn", 
 setup(
     name="rltr_verl",
     version="0.1.0",
-    description="RLTR and Agent-RRM on verl: reinforcement learning of LLM agents on data without ground truth",
-    long_description=open("README.md", encoding="utf-8").read(),
+    description="Reinforcement learning of LLM agents on data without ground truth: RLTR as a plugin for verl",
+    long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.13",
@@ -48,7 +50,7 @@ setup(
         "cpu": ["torch==2.13.0"],
         "vllm": ["vllm>=0.11"],
         "sglang": ["sglang>=0.5"],
-        "mcp": ["mcp>=1.9"],
+        "mcp": ["mcp>=1.9"],  # tools of MCP servers; nothing uses it yet
         "test": TEST,
         "dev": DEV,
     },

@@ -63,8 +63,8 @@ class JudgeSettings(Settings):
     credit: Literal["all", "fraction"] = Field(
         "all", description="checklist: 1 if every need is met [paper's vote is 0/1], or the share of needs [ours]."
     )
-    n_votes: int = Field(3, ge=1, description="N of Eq. 2 [ours].")
-    min_votes: int = Field(1, ge=1, description="Readable votes needed, else unscored [ours].")
+    n_votes: int = Field(3, ge=1, description="endpoint: N of Eq. 2 [ours]; the checklist always casts one vote.")
+    min_votes: int = Field(1, ge=1, description="endpoint: readable votes needed, else unscored [ours].")
     base_url: str | None = Field(None, description="endpoint: OpenAI-compatible URL, ending in /v1.")
     model: str | None = Field(None, description="endpoint: model name to ask for.")
     api_key_env: str | None = Field(None, description="endpoint: environment variable that holds the key.")

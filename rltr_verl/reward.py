@@ -1,7 +1,6 @@
-"""Trajectory -> reward terms -> total, without verl (RLTR Eq. 3).
+"""The contract of a reward term: what it gets, what it returns, and what it may not do.
 
-Total = -1 if the format is invalid (then no term runs, so no checker is called), else the weighted sum of the terms, by
-default R_comp + R_repeat + R_error, floored so that a well-formed trajectory never scores below -1.
+How the terms of a recipe become a total is in :mod:`rltr_verl.scoring`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class RewardTerm(ABC):
 
         Args:
             trajectory: turns with typed observations.
-            row: the query's data (``query``, ``needs``, ``reference``, ...); keys that the data lack are absent.
+            row: the query's data (``query``, ``needs``, ``reference``, ...); a field that the data lack is absent or None.
         """
 
     def measure(self, trajectory: Trajectory) -> Mapping[str, float]:
