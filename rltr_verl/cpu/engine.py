@@ -2,11 +2,12 @@
 
 Subclasses of verl's own engines that change what cannot work or is wrong without an accelerator, so that a recipe need
 not: the precision (verl computes in bf16 unless ``mixed_precision`` is set, whatever ``dtype`` says), FSDP1, memory
-pinning and offloading, flash-attention and the packed batches that need it, ``torch.compile``, and the type that a
-saved model is said to have.
+pinning and offloading, flash-attention (packed batches go without it, see ``packed_attention``), ``torch.compile``,
+and the type that a saved model is said to have.
 
-Ranks share the cores: each takes its part of them, since in a synchronous run nothing else works while a training step
-does; Ray's own default of one thread would leave the others idle. ``RLTR_CPU_THREADS`` overrides it.
+A rank computes on as many threads as ``OMP_NUM_THREADS`` says, which Ray sets to one for its workers. For a model large
+enough to gain from more, ``RLTR_CPU_THREADS`` sets the number for training alone. A tiny model loses: where another
+process holds a core, every step waits for the thread there.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
+from transformers import PretrainedConfig
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
+from rltr_verl.cpu import packed_attention
 from rltr_verl.cpu.value_head import without_flash_attention
 from rltr_verl.errors import ConfigError
 
@@ -51,9 +54,9 @@ class _CPUEngine(FSDPEngine):
         """
         _refuse_accelerator_features(model_config, engine_config)
         torch.set_num_threads(threads_per_rank())
-        without_flash_attention(model_config.hf_config)
+        self._packed = pack_where_possible(without_flash_attention(model_config.hf_config))
         super().__init__(model_config, for_cpu(engine_config), optimizer_config, checkpoint_config)
-        self.use_remove_padding = False
+        self.use_remove_padding = False  # what it does to a model is for flash-attention
 
     def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
         """Shard the model as a trainable one: for a reference model verl would offload to pinned memory."""
@@ -63,11 +66,17 @@ class _CPUEngine(FSDPEngine):
         finally:
             self.engine_config.forward_only = forward_only
 
+    def forward_backward_batch(
+        self, data: TensorDict, loss_function: Callable | None, forward_only: bool = False
+    ) -> list[TensorDict]:
+        """Run a batch without the columns that no model reads: verl copies them by row, for every micro-batch."""
+        return super().forward_backward_batch(without_objects(data), loss_function, forward_only)
+
     def forward_step(
         self, micro_batch: TensorDict, loss_function: Callable | None, forward_only: bool
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Run one micro-batch as a padded batch: only flash-attention keeps packed sequences apart."""
-        tensordict_utils.assign_non_tensor(micro_batch, use_remove_padding=False)
+        """Run one micro-batch packed if the model's attention keeps sequences apart, else padded."""
+        tensordict_utils.assign_non_tensor(micro_batch, use_remove_padding=self._packed)
         return super().forward_step(micro_batch, loss_function, forward_only)
 
     def get_per_tensor_param(self, *args: Any, **kwargs: Any) -> tuple[Weights, dict | None]:
@@ -107,6 +116,23 @@ def for_cpu(config: FSDPEngineConfig) -> FSDPEngineConfig:
     )
 
 
+def pack_where_possible(config: PretrainedConfig) -> bool:
+    """Choose packed attention in place of sdpa, in place, where it gives the same; return whether it did."""
+    packs = config._attn_implementation == "sdpa" and packed_attention.fits(config)
+    if packs:
+        config._attn_implementation = packed_attention.NAME
+    return packs
+
+
+def without_objects(data: TensorDict) -> TensorDict:
+    """Return ``data`` without its columns of Python objects, one a row (texts, tool schemas, the trajectory).
+
+    Tensors and values of the whole batch stay, and so do ``multi_modal_inputs``.
+    """
+    dropped = {key for key, value in data.items() if isinstance(value, NonTensorStack)} - {"multi_modal_inputs"}
+    return data.exclude(*dropped)
+
+
 def name_type(model_folder: Path, dtype: torch.dtype) -> None:
     """Write ``dtype`` into the configuration of the model in ``model_folder``."""
     path = model_folder / "config.json"
@@ -117,20 +143,17 @@ def name_type(model_folder: Path, dtype: torch.dtype) -> None:
 
 
 def threads_per_rank() -> int:
-    """Return the threads of one rank: ``RLTR_CPU_THREADS``, else this machine's usable cores over its ranks."""
+    """Return the threads a rank computes on: ``RLTR_CPU_THREADS``, else what torch has now.
+
+    Raises:
+        ConfigError: the variable holds no positive whole number.
+    """
     given = os.environ.get("RLTR_CPU_THREADS")
     if given is None:
-        # verl's Ray workers carry the first of the two, torchrun's processes the second
-        ranks = os.environ.get("RAY_LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1
-        return max(1, _usable_cores() // int(ranks))
+        return torch.get_num_threads()
     if not given.isdecimal() or int(given) < 1:
         raise ConfigError(f"{given!r} is not a number of threads", where="RLTR_CPU_THREADS", fix="set 1 or more.")
     return int(given)
-
-
-def _usable_cores() -> int:
-    """Count the cores this process may use; not every system can tell, then all of them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _refuse_accelerator_features(model_config: HFModelConfig, engine_config: FSDPEngineConfig) -> None:
