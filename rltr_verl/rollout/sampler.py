@@ -4,6 +4,9 @@ Chosen by ``trainer.v1.sampler.custom_sampler.{path,name}``. verl's buffer looks
 on average one second too late, which is a large share of a short step. TransferQueue has nothing to wait on, so these
 buffers still look, but after a time in proportion to how long the batch has been awaited: soon in a short step,
 seldom in a long one. A batch is noticed at most 3 % later than it could be (10 ms at least, 2 s at most).
+
+A look costs CPU time that the rollout may need, so where nothing but a whole batch is awaited the first one comes after
+half of the time that the last batch took.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 SHORTEST_WAIT = 0.01
 LONGEST_WAIT = 2.0
 SHARE_OF_ELAPSED = 0.03
+SHARE_OF_LAST = 0.5
 
 
 def next_wait(elapsed: float) -> float:
@@ -27,11 +31,12 @@ class _Prompt:
     """Waits in proportion to the time waited so far, in place of ``poll_interval``."""
 
     _since: float | None = None
+    _first_wait = 0.0
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         now = time.monotonic()
-        self._since = now if self._since is None else self._since
-        self.poll_interval = next_wait(now - self._since)
+        first, self._since = self._since is None, now if self._since is None else self._since
+        self.poll_interval = max(next_wait(now - self._since), self._first_wait if first else 0.0)
         return super()._wait_for_next_poll(partition_id, last_debug_time)  # type: ignore[misc]
 
 
@@ -78,8 +83,16 @@ class PromptReplayBuffer(_Prompt, ReplayBuffer):
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
         """A batch of finished groups, as soon as there is one."""
-        self._since = None
-        return super().sample(global_steps, partition_id, batch_size)
+        begin, self._since = time.monotonic(), None
+        sampled = super().sample(global_steps, partition_id, batch_size)
+        if not self._refills and partition_id == "train":
+            self._first_wait = SHARE_OF_LAST * (time.monotonic() - begin)
+        return sampled
+
+    @property
+    def _refills(self) -> bool:
+        """Whether groups that finish early may call for new ones."""
+        return self.filter_groups_metric is not None or self.sync_refill_failed_groups
 
 
 class PromptReplayBufferAsync(_Prompt, ReplayBufferAsync):

@@ -102,3 +102,31 @@ def test_a_batch_is_noticed_soon_after_it_is_ready(mode: str, monkeypatch: pytes
     assert batch.keys == ["uid_0_0"]
     assert time.monotonic() - ready < 0.15
     assert looks.n < 40
+
+
+@pytest.mark.parametrize("refills", [False, True])
+def test_the_first_look_waits_for_half_of_the_last_batch_unless_groups_may_be_refilled(
+    refills: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transfer_queue
+
+    monkeypatch.setattr(transfer_queue, "kv_clear", lambda **_: None)
+    changes = {"trainer.v1.sampler.sync_refill_failed_groups": refills}
+    buffer = _Trainer("sync", custom=True, **changes)._build_replay_buffer()
+    state = SimpleNamespace(ready=0.0, waits=[])
+
+    def look() -> None:
+        state.waits.append(buffer.poll_interval)
+        keys = buffer.finished_keys if time.monotonic() >= state.ready else buffer.running_keys
+        buffer.running_keys.clear()
+        keys["train"] = {"uid"}
+        buffer.prompt_global_steps["train"] = {"uid": 1}
+        buffer.partitions["train"] = {"uid_0_0": {}}
+
+    monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", look)
+    for _ in range(2):
+        state.ready, state.waits = time.monotonic() + 0.2, []
+        buffer.finished_keys.clear()
+        buffer.sample(global_steps=1, partition_id="train", batch_size=1)
+    first = state.waits[1]  # what was waited before the second look
+    assert first == SHORTEST_WAIT if refills else first >= 0.1
