@@ -54,11 +54,12 @@ class RltrRewardManager(RewardManagerBase):
             DataError: no trajectory came with the sequence.
         """
         fields = {key: values[-1] for key, values in data.non_tensor_batch.items()}
-        trajectory = _trajectory(fields)
+        sent = _trajectory(fields)
+        trajectory = Trajectory.from_dict(sent)
         row = _row(fields)
         scored = await self.scorer.score(trajectory, row)
         if self.dump:
-            self.dump.write(_record(fields, row, trajectory, scored))
+            self.dump.write(_record(fields, row, sent, scored))
         if scored.total is None:
             raise Unscored(scored.unscored or "no verdict", where=f"row {row.get('index', '?')}")
         return {"reward_score": scored.total, "reward_extra_info": scored.metrics}
@@ -71,7 +72,8 @@ def register() -> None:
     registry.register(NAME)(RltrRewardManager)
 
 
-def _trajectory(fields: Mapping[str, Any]) -> Trajectory:
+def _trajectory(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What the planner loop sent along."""
     value = (fields.get("tool_extra_fields") or {}).get(TRAJECTORY_KEY)
     if value is None:
         problem = f"no trajectory came with the rollout (agent loop: {fields.get('agent_name', 'the default one')})"
@@ -80,7 +82,7 @@ def _trajectory(fields: Mapping[str, Any]) -> Trajectory:
             "actor_rollout_ref.rollout.agent.default_agent_loop=rltr_planner."
         )
         raise DataError(problem, where="reward manager rltr", fix=fix)
-    return Trajectory.from_dict(json.loads(value) if isinstance(value, str) else value)
+    return json.loads(value) if isinstance(value, str) else dict(value)
 
 
 def _row(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,9 +96,9 @@ def _row(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _record(
-    fields: Mapping[str, Any], row: Mapping[str, Any], trajectory: Trajectory, scored: ScoredTrajectory
+    fields: Mapping[str, Any], row: Mapping[str, Any], trajectory: dict[str, Any], scored: ScoredTrajectory
 ) -> dict[str, Any]:
     """One line of the dump: where it comes from, the score in parts, and the whole trajectory."""
     origin = {key: fields.get(key) for key in ("uid", "global_steps", "data_source")}
     known = {key: row.get(key) for key in ("index", "split", "kind", "lang")}
-    return {**origin, **known, **scored.record(), "trajectory": trajectory.to_dict()}
+    return {**origin, **known, **scored.record(), "trajectory": trajectory}

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from rltr_verl.errors import ModelError
@@ -57,7 +57,7 @@ class ChatTemplate:
         self.glue = self._find_glue()
         self._prompt_ids = lru_cache(maxsize=4096)(self._encode_prompt)
 
-    @property
+    @cached_property
     def eos_ids(self) -> frozenset[int]:
         """Ids that end an assistant turn."""
         ids = {self._tokenizer.eos_token_id, *self.encode(self.glue.turn_end)[:1]}
