@@ -69,7 +69,11 @@ class _CPUEngine(FSDPEngine):
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable | None, forward_only: bool = False
     ) -> list[TensorDict]:
-        """Run a batch without the columns that no model reads: verl copies them by row, for every micro-batch."""
+        """Run a batch without the columns that no model reads: verl copies them by row, for every micro-batch.
+
+        The threads are set again because TransferQueue, on every fetch, sets them to what they were at its import.
+        """
+        torch.set_num_threads(threads_per_rank())
         return super().forward_backward_batch(without_objects(data), loss_function, forward_only)
 
     def forward_step(
