@@ -10,6 +10,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from rltr_verl.config import RltrSettings, from_omegaconf
 from rltr_verl.errors import ConfigError, DataError, ModelError, RltrError
 from rltr_verl.preflight import load_tokenizer, require_room
 
@@ -28,24 +29,48 @@ class SftPreflightCallback(Callback):
 
 
 def check_sft(config: DictConfig) -> None:
-    """World, disk, model and every conversation.
+    """World, disk, model, every conversation and, if ``rltr.tools`` names the planner's tools, the prompts.
 
-    Raises :class:`RltrError` (ConfigError, WorldError, DiskError, ModelError, DataError) for the first problem.
+    Raises :class:`RltrError` (ConfigError, WorldError, DiskError, ModelError, DataError, GateError) for the first
+    problem.
     """
+    settings = from_omegaconf(config)
     for key in ("data.train_files", "model.path"):
         if OmegaConf.select(config, key, throw_on_missing=False) is None:
             raise ConfigError("a value is missing", where=key, fix=f"add {key}=... to the command line.")
-    if config.rltr.world is not None:
+    if settings.world is not None:
         from rltr_verl.world import load_world
 
-        load_world(config.rltr.world)
+        load_world(settings.world)
     require_room(Path(config.trainer.default_local_dir), "trainer.default_local_dir")
-    if not getattr(load_tokenizer(str(config.model.path)), "chat_template", None):
-        fix = "use an instruct model, or set model.custom_chat_template."
-        raise ModelError("the tokenizer has no chat template", where=str(config.model.path), fix=fix)
+    tokenizer = _tokenizer(config)
     files = config.data.train_files
     for file in [files] if isinstance(files, str) else list(files):
         check_conversations(Path(str(file)), str(config.data.messages_key))
+        if settings.tools:
+            _check_prompts(str(file), tokenizer, config, settings)
+
+
+def _tokenizer(config: DictConfig) -> Any:
+    """The model's tokenizer with the chat template that verl will use."""
+    tokenizer = load_tokenizer(str(config.model.get("tokenizer_path") or config.model.path))
+    if config.model.get("custom_chat_template"):
+        tokenizer.chat_template = config.model.custom_chat_template
+    if not getattr(tokenizer, "chat_template", None):
+        fix = "use an instruct model, or set model.custom_chat_template."
+        raise ModelError("the tokenizer has no chat template", where=str(config.model.path), fix=fix)
+    return tokenizer
+
+
+def _check_prompts(file: str, tokenizer: Any, config: DictConfig, settings: RltrSettings) -> None:
+    """The first conversations' prompts are those that a planner with the tools of ``rltr.tools`` will be shown."""
+    from rltr_verl.rollout.sft_prompts import check_prompts
+    from rltr_verl.rollout.turns import Planner
+
+    data = OmegaConf.to_container(config.data, resolve=True)
+    assert isinstance(data, dict)
+    planner = Planner.build(settings, tokenizer, data.get("apply_chat_template_kwargs"))
+    check_prompts(file, tokenizer, planner, data={str(key): value for key, value in data.items()})
 
 
 def check_conversations(path: Path, key: str) -> None:

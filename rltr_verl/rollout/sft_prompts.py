@@ -1,7 +1,7 @@
 """Are the contexts of the cold start those of the rollout, token by token?
 
 A cold start whose prompts differ from the rollout's, if only by one space, can look healthy by its loss and fail in RL.
-So the two real code paths are compared: verl's ``MultiTurnSFTDataset`` on one side, the planner's chat template on the
+So the two real code paths are compared: the SFT trainer's dataset on one side, the planner's chat template on the
 other, at the start of every assistant turn.
 """
 
@@ -14,42 +14,71 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 
 from rltr_verl.errors import GateError
+from rltr_verl.rollout.sft_dataset import PlannerSFTDataset
 from rltr_verl.rollout.template import ChatTemplate
 from rltr_verl.rollout.turns import Planner
 
+_DATA = {"pad_mode": "no_padding", "truncation": "error", "max_length": 4096}
+
 
 def check_prompts(
-    coldstart: str | Path, tokenizer: Any, planner: Planner, rows: int = 16, max_length: int = 4096
+    coldstart: str | Path, tokenizer: Any, planner: Planner, rows: int = 16, data: Mapping[str, Any] | None = None
 ) -> int:
     """Compare every turn's context in the first ``rows`` conversations.
+
+    Args:
+        coldstart: parquet file of conversations.
+        tokenizer: of the model that is trained, with its chat template.
+        planner: the rollout's side, with the tools it will show.
+        rows: how many conversations.
+        data: settings of verl's node ``data`` (keys, template arguments, lengths) that the SFT trainer will use.
 
     Returns the number of contexts compared.
 
     Raises:
-        GateError: names the row and turn of the first difference and shows both sides from there on.
+        GateError: names the row and turn of the first difference and shows both sides from there on; or verl's dataset
+            refuses the conversation.
+        DataError: a row's tools cannot be read.
     """
-    dataset = _dataset(str(coldstart), tokenizer, rows, max_length)
+    dataset = _dataset(str(coldstart), tokenizer, rows, data or {})
     compared = 0
     for index in range(len(dataset)):
-        item = dataset[index]
-        trained = list(_trained_contexts(item["input_ids"].tolist(), item["loss_mask"].tolist()))
         where = f"{coldstart}, row {index}"
         _check_roles(dataset.messages[index], where)
-        rolled = list(_rollout_contexts(planner.template, dataset.messages[index], list(planner.schemas.values())))
-        for turn, (sft, rollout) in enumerate(zip(trained, rolled, strict=True)):
-            if sft != rollout:
-                raise _difference(planner.template, f"{where}, turn {turn}", sft, rollout)
+        ids, mask = _item(dataset, index, where)
+        runs = list(_trained_runs(mask))
+        sampled = [ids[start : _turn_end(planner.template, ids, start, end)] for start, end in runs]
+        schemas = list(planner.schemas.values())
+        rolled = list(_rollout_contexts(planner.template, dataset.messages[index], sampled, schemas))
+        for turn, ((start, _), rollout) in enumerate(zip(runs, rolled, strict=True)):
+            if ids[:start] != rollout:
+                raise _difference(planner.template, f"{where}, turn {turn}", ids[:start], rollout)
             compared += 1
     return compared
 
 
-def _dataset(path: str, tokenizer: Any, rows: int, max_length: int) -> MultiTurnSFTDataset:
-    config = OmegaConf.create({"pad_mode": "no_padding", "truncation": "error", "max_length": max_length})
+def _dataset(path: str, tokenizer: Any, rows: int, data: Mapping[str, Any]) -> PlannerSFTDataset:
+    config = OmegaConf.create({**_DATA, **data, "pad_mode": "no_padding", "shuffle": False})
     with redirect_stdout(StringIO()):  # verl prints the number of rows
-        return MultiTurnSFTDataset([path], tokenizer, config, max_samples=rows)
+        return PlannerSFTDataset([path], tokenizer, config, max_samples=rows)
+
+
+def _item(dataset: PlannerSFTDataset, index: int, where: str) -> tuple[list[int], list[int]]:
+    """Ids and loss mask of a conversation. verl refuses with a bare AssertionError or ValueError."""
+    try:
+        item = dataset[index]
+    except AssertionError:
+        problem = (
+            "rendered message by message, as verl trains it, the conversation differs from the whole one's rendering"
+        )
+        fix = "use a chat template that renders every message on its own, or data.ignore_input_ids_mismatch=true."
+        raise GateError(problem, where=where, fix=fix) from None
+    except ValueError as error:
+        fix = "raise data.max_length or drop the row."
+        raise GateError(f"verl refuses the conversation ({error})", where=where, fix=fix) from None
+    return item["input_ids"].tolist(), item["loss_mask"].tolist()
 
 
 def _check_roles(messages: Sequence[Mapping[str, Any]], where: str) -> None:
@@ -62,29 +91,38 @@ def _check_roles(messages: Sequence[Mapping[str, Any]], where: str) -> None:
         raise GateError(problem, where=where, fix="store what tools returned with role 'tool'.")
 
 
-def _trained_contexts(ids: list[int], mask: list[int]) -> Iterator[list[int]]:
-    """All ids before each run of trained ones."""
-    for position, trained in enumerate(mask):
-        if trained and (position == 0 or not mask[position - 1]):
-            yield ids[:position]
+def _trained_runs(mask: list[int]) -> Iterator[tuple[int, int]]:
+    """Start and end of each run of trained ids: the assistant's turns."""
+    edges = [at for at, (before, now) in enumerate(zip([0, *mask], [*mask, 0], strict=True)) if before != now]
+    yield from zip(edges[::2], edges[1::2], strict=True)
+
+
+def _turn_end(template: ChatTemplate, ids: list[int], start: int, end: int) -> int:
+    """Where the template's own end of a turn begins: a policy samples no more than that."""
+    ends = [at for at in range(start, end) if ids[at] in template.eos_ids]
+    return ends[-1] if ends else end
 
 
 def _rollout_contexts(
-    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], schemas: list[dict[str, Any]]
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    sampled: Sequence[list[int]],
+    schemas: list[dict[str, Any]],
 ) -> Iterator[list[int]]:
-    """The ids a policy would stand before at each of its turns, had it sampled what the conversation says."""
+    """The ids a policy would stand before at each of its turns, had it sampled what the conversation trains."""
     first = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
     ids = template.prompt_ids([dict(message) for message in messages[:first]], schemas)
+    turns = iter(sampled)
     observations: list[str] = []
     for message in messages[first:]:
         if message["role"] == "tool":
-            observations.append(str(message["content"]))
+            observations.append(str(message.get("content", "")))
             continue
         if observations:
             ids = ids + template.observation_ids(observations, turn_ended=False)
             observations = []
         yield ids
-        ids = ids + template.encode(str(message["content"]))
+        ids = ids + next(turns, [])
 
 
 def _difference(template: ChatTemplate, where: str, sft: list[int], rollout: list[int]) -> GateError:

@@ -4,7 +4,7 @@
     facts.jsonl        the search corpus: {"key", "text"} a line
     {train,val,val_unseen}.parquet   rows in verl's format
     {train,val,val_unseen}.jsonl     the same queries, readable
-    coldstart.parquet  the short-sighted teacher's conversations, for verl's MultiTurnSFTDataset
+    coldstart.parquet  the short-sighted teacher's conversations; ``tools`` is JSON text
     model/             the untrained tiny planner with its tokenizer
 
 The folder appears at once and complete, or not at all: everything is written beside it and then renamed.
@@ -44,7 +44,7 @@ from rltr_verl.world.policies import Teacher, play
 from rltr_verl.world.queries import LESSON_MIX, Query, word, wordings
 from rltr_verl.world.splits import SPLITS, make_splits, shares
 
-FORMAT, VERSION = "rltr_world", 1
+FORMAT, VERSION = "rltr_world", 2
 """Raise ``VERSION`` with any change that makes an older folder unusable or its figures incomparable."""
 
 AGENT_NAME = "rltr_planner"
@@ -135,7 +135,7 @@ def load_world(folder: str | Path) -> World:
     missing = [name for name in manifest["files"] if not (path / name).exists()]
     if missing:
         raise WorldError(f"{missing[0]} is missing", where=str(path), fix=_rebuild(path))
-    return World(path, manifest["seed"], WorldSizes(**manifest["sizes"]))
+    return World(path, manifest["seed"], _read_sizes(path, manifest["sizes"]))
 
 
 def load_world_tools(corpus: str | Path) -> dict[str, Tool]:
@@ -184,9 +184,9 @@ def coldstart_rows(facts: Facts, train: list[Query], seed: int, sizes: WorldSize
 def _lesson(
     sibling: Facts, queries: list[Query], tools: Mapping[str, Tool], teacher: Teacher, rng: random.Random
 ) -> list[dict[str, Any]]:
-    """Conversations of one sibling world. ``tools`` is stored as structs, whose parameters parquet merges: see the
-    chat template for how a tool's own parameters are told apart afterwards."""
-    callables, described = {name: tool.call for name, tool in tools.items()}, schemas(tools)
+    """Conversations of one sibling world. ``tools`` is JSON text, since parquet would merge the tools' parameters."""
+    callables = {name: tool.call for name, tool in tools.items()}
+    described = json.dumps(schemas(tools), ensure_ascii=False)
     conversations = []
     for query in queries:
         asked = word(query.kind, query.subject, sibling, *rng.choice(wordings(query.kind)), rng)
@@ -208,6 +208,15 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         problem = f"{found[0]} version {found[1]} found, this package reads {FORMAT} version {VERSION}"
         raise WorldError(problem, where=str(path), fix=_rebuild(path))
     return manifest
+
+
+def _read_sizes(path: Path, sizes: Any) -> WorldSizes:
+    """The manifest's sizes; a package with other sizes than this one's wrote them if they do not fit."""
+    try:
+        return WorldSizes(**sizes)
+    except TypeError as error:
+        problem = f"the world's sizes are those of another version of this package ({error})"
+        raise WorldError(problem, where=str(path), fix=_rebuild(path)) from None
 
 
 def _rebuild(path: Path) -> str:

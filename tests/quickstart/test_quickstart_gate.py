@@ -66,11 +66,11 @@ def healthy(world, rows, settings, tmp_path_factory):
 
 def _fit(start: Path, data: Path, folder: Path, steps: int = 120) -> None:
     """Fit the model to the conversations as verl's SFT sees them, until it knows them by heart."""
-    from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
+    from rltr_verl.rollout.sft_dataset import PlannerSFTDataset
 
     tokenizer, model = AutoTokenizer.from_pretrained(start), AutoModelForCausalLM.from_pretrained(start)
     config = OmegaConf.create({"pad_mode": "right", "max_length": 320, "truncation": "error"})
-    items = [item for item in MultiTurnSFTDataset([str(data)], tokenizer, config)]
+    items = [item for item in PlannerSFTDataset([str(data)], tokenizer, config)]
     ids, masks = (torch.stack([item[key] for item in items]) for key in ("input_ids", "loss_mask"))
     attention = torch.stack([item["attention_mask"] for item in items])
     labels = ids.masked_fill(masks == 0, -100)
@@ -121,7 +121,8 @@ def test_prompts_are_equal_for_the_worlds_own_data(settings, world):
 
 
 def _without_calculator(conversation: dict) -> None:
-    conversation["tools"] = [tool for tool in conversation["tools"] if tool["function"]["name"] != "calculator"]
+    tools = [tool for tool in json.loads(conversation["tools"]) if tool["function"]["name"] != "calculator"]
+    conversation["tools"] = json.dumps(tools)
 
 
 def _tag_split_in_two(conversation: dict) -> None:

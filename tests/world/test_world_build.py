@@ -73,7 +73,15 @@ def test_another_seed_is_refused_without_overwrite(copied, small_sizes):
 def test_another_version_is_refused_with_the_fix(copied):
     manifest = json.loads((copied / "manifest.json").read_text())
     (copied / "manifest.json").write_text(json.dumps(manifest | {"version": 0}))
-    with pytest.raises(WorldError, match="version 0 found.*version 1.*rltr world build"):
+    with pytest.raises(WorldError, match="version 0 found.*version 2.*rltr world build"):
+        load_world(copied)
+
+
+def test_sizes_of_another_version_are_refused_with_the_fix(copied):
+    manifest = json.loads((copied / "manifest.json").read_text())
+    manifest["sizes"]["coldstart_siblings"] = 3
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(WorldError, match="another version.*coldstart_siblings.*Fix: .*rltr world build"):
         load_world(copied)
 
 

@@ -30,9 +30,9 @@ class Recorded(Policy):
 
 @pytest.fixture(scope="module")
 def dataset(world, tokenizer):
-    from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
+    from rltr_verl.rollout.sft_dataset import PlannerSFTDataset
 
-    return MultiTurnSFTDataset(str(world.coldstart), tokenizer, {"pad_mode": "no_padding", "max_length": 512})
+    return PlannerSFTDataset(str(world.coldstart), tokenizer, {"pad_mode": "no_padding", "max_length": 512})
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,8 @@ def test_sft_prompt_is_the_rollout_prompt(dataset, tokenizer, tools):
             assert dataset[index]["input_ids"][: len(ids)].tolist() == ids
 
 
-def test_parquet_does_merge_the_tools(dataset):
-    """The trap that the template's null check is for; if this fails, the check can go."""
-    assert dataset.tools[0][0]["function"]["parameters"]["properties"]["query"] is None
+def test_parquet_does_not_merge_the_tools(dataset, tools):
+    assert dataset.tools[0] == tools
 
 
 async def test_rollout_ids_are_the_sft_ids(dataset, act_out, world):
