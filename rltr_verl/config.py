@@ -28,9 +28,8 @@ class RolloutSettings(Settings):
     max_parallel_calls: int = Field(4, ge=1, description="Calls of one turn that are executed [ours].")
     tool_timeout_s: float = Field(30.0, gt=0, description="Wall time of one tool call [ours].")
     max_observation_tokens: int = Field(512, ge=8, description="An observation is cut to this many tokens [ours].")
-    stop_marker: str = Field("<answer>", min_length=1, description="The planner ends by writing it [paper A.1].")
     thinking: bool = Field(False, description="The chat template opens <think> in the generation prompt.")
-    mode: Literal["planner", "end_to_end"] = Field("planner", description="Who writes the answer.")
+    mode: Literal["planner", "end_to_end"] = Field("planner", description="Who writes the answer; end_to_end only scores.")
 
 
 class RewardSettings(Settings):

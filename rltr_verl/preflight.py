@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
@@ -20,6 +20,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rltr_verl.config import RltrSettings, from_omegaconf
 from rltr_verl.errors import ConfigError, DataError, DiskError, ModelError, RltrError
+from rltr_verl.rows import read_messages
+
+if TYPE_CHECKING:
+    from rltr_verl.rollout.turns import Planner
 
 MIN_FREE_BYTES = 1 << 30
 """Free disk below which a run is not started: a checkpoint would be torn."""
@@ -39,17 +43,24 @@ class PreflightCallback(Callback):
 def check(config: DictConfig) -> None:
     """Check everything that can be known before Ray starts.
 
-    Raises :class:`RltrError` (ConfigError, DataError, ModelError, DiskError, ToolDefinitionError) for the first problem.
+    Raises :class:`RltrError` (ConfigError, DataError, ModelError, DiskError, ...) for the first problem.
     """
     _no_missing_values(config)
     settings = from_omegaconf(config)
     if not settings.preflight:
         return
-    checks: list[Callable[[DictConfig, RltrSettings], None]] = [check_world, check_terms, check_disk]
+    checks: list[Callable[[DictConfig, RltrSettings], None]] = [
+        check_mode,
+        check_engine,
+        check_world,
+        check_terms,
+        check_disk,
+        check_tool_settings,
+    ]
     for one in checks:
         one(config, settings)
-    template = check_model_and_tools(config, settings)
-    check_data(config, settings, template)
+    planner = check_model(config, settings)
+    check_data(config, settings, planner)
 
 
 def _no_missing_values(config: DictConfig) -> None:
@@ -72,6 +83,35 @@ def _known_estimator(config: DictConfig) -> None:
         row = "{n: 8, critic: false, use_kl_loss: true, use_kl_in_reward: false}"
         fix = f"use one of {', '.join(table)}, or add it: '+rltr.estimator.{estimator}={row}'"
         raise ConfigError(f"no settings for estimator '{estimator}'", where="algorithm.adv_estimator", fix=fix)
+
+
+def check_mode(config: DictConfig, settings: RltrSettings) -> None:
+    """Only a planner can be trained: there is no reward for an answer yet."""
+    if settings.rollout.mode != "planner":
+        problem = (
+            f"'{settings.rollout.mode}' cannot be trained: the planner stops before the answer, which nothing rewards"
+        )
+        fix = "use rltr.rollout.mode=planner; end_to_end is for `rltr score`."
+        raise ConfigError(problem, where="rltr.rollout.mode", fix=fix)
+
+
+def check_engine(config: DictConfig, settings: RltrSettings) -> None:
+    """The rollout engine can stop at the marker; SGLang and TensorRT-LLM need their tokenizer for it."""
+    rollout = config.actor_rollout_ref.rollout
+    name, key = str(rollout.name), "actor_rollout_ref.rollout.skip_tokenizer_init"
+    given = (OmegaConf.select(rollout, f"engine_kwargs.{name}") or {}).get("skip_tokenizer_init")
+    skips = rollout.get("skip_tokenizer_init", True) if given is None else given
+    if name in ("sglang", "trtllm") and skips:
+        problem = f"without its tokenizer the engine '{name}' cannot stop at the planner's stop marker"
+        where = key if given is None else f"actor_rollout_ref.rollout.engine_kwargs.{name}.skip_tokenizer_init"
+        raise ConfigError(problem, where=where, fix=f"add {where}=false.")
+
+
+def check_tool_settings(config: DictConfig, settings: RltrSettings) -> None:
+    """The tools load, their settings are known, and each tool's own check of them passes."""
+    from rltr_verl.tooling import check_tools, load_tools
+
+    check_tools(load_tools(settings.tools, settings.tool_settings))
 
 
 def check_world(config: DictConfig, settings: RltrSettings) -> None:
@@ -110,18 +150,17 @@ def require_room(folder: Path, where: str, need: int = MIN_FREE_BYTES) -> None:
         raise DiskError(problem, where=where, fix="free some space or point it to another disk.")
 
 
-def check_model_and_tools(config: DictConfig, settings: RltrSettings) -> Any:
-    """The tokenizer loads, has a chat template that renders tool results, and the tools load. Returns the template."""
-    from rltr_verl.rollout.template import ChatTemplate
-    from rltr_verl.tooling import load_tools, schemas
+def check_model(config: DictConfig, settings: RltrSettings) -> Planner:
+    """The tokenizer loads and has a chat template that renders tool results. Returns what the rollout will use."""
+    from rltr_verl.rollout.turns import Planner
 
-    tools = load_tools(settings.tools, settings.tool_settings)
     model = config.actor_rollout_ref.model
     tokenizer = load_tokenizer(str(model.get("tokenizer_path") or model.path))
     if model.get("custom_chat_template"):
         tokenizer.chat_template = model.custom_chat_template
     kwargs = OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
-    return ChatTemplate(tokenizer, schemas(tools), kwargs)
+    assert isinstance(kwargs, dict)
+    return Planner.build(settings, tokenizer, {str(key): value for key, value in kwargs.items()})
 
 
 def load_tokenizer(path: str) -> Any:
@@ -135,7 +174,9 @@ def load_tokenizer(path: str) -> Any:
     local = Path(path).expanduser()
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if not local.is_dir() and (looks_local or local.exists()):
-        raise ModelError(f"no model folder '{path}'", where=where, fix="check the path, or build it (rltr world build).")
+        raise ModelError(
+            f"no model folder '{path}'", where=where, fix="check the path, or build it (rltr world build)."
+        )
     try:
         return AutoTokenizer.from_pretrained(str(local) if local.is_dir() else path)
     except (OSError, ValueError) as error:
@@ -144,11 +185,11 @@ def load_tokenizer(path: str) -> Any:
         raise ModelError(f"'{path}' has no usable tokenizer ({reason})", where=where, fix=fix) from None
 
 
-def check_data(config: DictConfig, settings: RltrSettings, template: Any) -> None:
-    """Every row of the data files has a prompt that fits and, for the checklist judge, readable needs."""
+def check_data(config: DictConfig, settings: RltrSettings, planner: Planner) -> None:
+    """Every row of the data files has known tools, a prompt that fits and, for the checklist judge, readable needs."""
     for key in ("train_files", "val_files"):
         for file in _as_list(config.data.get(key)):
-            _check_file(str(file), f"data.{key}", config, settings, template)
+            _check_file(str(file), f"data.{key}", config, settings, planner)
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -157,15 +198,17 @@ def _as_list(value: Any) -> list[Any]:
     return [value] if isinstance(value, str) else list(value)
 
 
-def _check_file(file: str, where: str, config: DictConfig, settings: RltrSettings, template: Any) -> None:
+def _check_file(file: str, where: str, config: DictConfig, settings: RltrSettings, planner: Planner) -> None:
     path = Path(file).expanduser()
     if not path.is_file():
-        raise DataError(f"no file '{file}'", where=where, fix="check the path; `rltr world build` makes the offline world's.")
+        raise DataError(
+            f"no file '{file}'", where=where, fix="check the path; `rltr world build` makes the offline world's."
+        )
     rows = _read_rows(path, where)
     if not rows:
         raise DataError("the file holds no rows", where=file, fix="write at least one query.")
     for number, row in enumerate(rows):
-        check_row(row, f"{file}, row {number}", config, settings, template)
+        check_row(row, f"{file}, row {number}", config, settings, planner)
 
 
 def _read_rows(path: Path, where: str) -> list[dict[str, Any]]:
@@ -180,8 +223,8 @@ def _read_rows(path: Path, where: str) -> list[dict[str, Any]]:
         raise DataError(f"cannot be read ({error})", where=f"{where}: {path}", fix=fix) from None
 
 
-def check_row(row: Mapping[str, Any], where: str, config: DictConfig, settings: RltrSettings, template: Any) -> None:
-    """One row: prompt, agent, needs, length."""
+def check_row(row: Mapping[str, Any], where: str, config: DictConfig, settings: RltrSettings, planner: Planner) -> None:
+    """One row: prompt, agent, needs, tools, length."""
     prompt = _prompt(row, where, config.data.get("prompt_key", "prompt"))
     agent = row.get("agent_name")
     if agent is not None and not str(agent).startswith("rltr_"):
@@ -190,10 +233,18 @@ def check_row(row: Mapping[str, Any], where: str, config: DictConfig, settings: 
     if settings.judge.backend == "checklist":
         _check_needs(row, where)
     limit = int(config.data.max_prompt_length)
-    length = len(template.prompt_ids(prompt))
+    length = len(planner.template.prompt_ids(prompt, list(_shown(row, where, planner).values())))
     if length > limit:
         fix = "raise data.max_prompt_length (and the model length), shorten the tools' descriptions, or drop the row."
         raise DataError(f"the prompt has {length} tokens, data.max_prompt_length is {limit}", where=where, fix=fix)
+
+
+def _shown(row: Mapping[str, Any], where: str, planner: Planner) -> dict[str, dict[str, Any]]:
+    """The tools of the row, as the rollout will show them."""
+    try:
+        return planner.shown(row.get("extra_info"))
+    except DataError as error:
+        raise DataError(error.problem, where=where, fix=error.fix) from None
 
 
 def _check_needs(row: Mapping[str, Any], where: str) -> None:
@@ -214,4 +265,4 @@ def _prompt(row: Mapping[str, Any], where: str, key: str) -> list[dict[str, Any]
     if not valid or not all(isinstance(message, Mapping) and message.get("content") for message in prompt):
         fix = 'write [{"role": "user", "content": "..."}].'
         raise DataError(f"'{key}' is not a list of chat messages with content", where=where, fix=fix)
-    return [{name: value for name, value in message.items() if value is not None} for message in prompt]
+    return read_messages(prompt)

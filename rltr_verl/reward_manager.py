@@ -18,13 +18,10 @@ from rltr_verl.config import from_omegaconf
 from rltr_verl.dump import TrajectoryDump
 from rltr_verl.errors import DataError, Unscored
 from rltr_verl.scoring import ScoredTrajectory, Scorer
-from rltr_verl.trajectory import Trajectory
+from rltr_verl.trajectory import TRAJECTORY_FIELD, Trajectory
 
 NAME = "rltr"
 """Value of ``reward.reward_manager.name``."""
-
-TRAJECTORY_KEY = "rltr_trajectory"
-"""Key of the loop's ``extra_fields`` that holds :meth:`Trajectory.to_dict`, or its JSON text."""
 
 
 class RltrRewardManager(RewardManagerBase):
@@ -74,7 +71,7 @@ def register() -> None:
 
 def _trajectory(fields: Mapping[str, Any]) -> dict[str, Any]:
     """What the planner loop sent along."""
-    value = (fields.get("tool_extra_fields") or {}).get(TRAJECTORY_KEY)
+    value = (fields.get("tool_extra_fields") or {}).get(TRAJECTORY_FIELD)
     if value is None:
         problem = f"no trajectory came with the rollout (agent loop: {fields.get('agent_name', 'the default one')})"
         fix = (

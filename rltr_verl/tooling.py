@@ -1,9 +1,10 @@
 """Tools: how one is defined, found and described to the model.
 
-A tool is a typed function with a docstring under :func:`tool`, in one file: a shipped one in ``tools/``, or a user's own
-file or importable module. Ordinary parameters are what the model fills in; keyword-only parameters (after ``*``) are
-settings, bound once from ``rltr.tool_settings.<name>``. The function may be ``async``. It returns text, and raises
-:class:`rltr_verl.errors.BadArguments` or :class:`rltr_verl.errors.ToolFailed` where it cannot.
+A tool is a typed function with a docstring under :func:`tool`, in one file: a shipped one in ``tools/``, or a user's
+own file or importable module. Ordinary parameters are what the model fills in; keyword-only parameters (after ``*``)
+are settings, bound once from ``rltr.tool_settings.<name>``. The function may be ``async``. It returns text, and raises
+:class:`rltr_verl.errors.BadArguments` or :class:`rltr_verl.errors.ToolFailed` where it cannot. A function given by
+``@tool(check=...)`` tells before training starts whether the settings work.
 """
 
 from __future__ import annotations
@@ -19,36 +20,64 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from pydantic import TypeAdapter
 
 from rltr_verl._binding import bind_settings
-from rltr_verl.errors import ConfigError, ToolDefinitionError
+from rltr_verl.errors import ConfigError, RltrError, ToolDefinitionError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__rltr_tool__"
+_CHECK = "__rltr_check__"
 _SHIPPED = "rltr_verl.tools"
 
 
-def tool(function: F) -> F:
+@overload
+def tool(function: F) -> F: ...
+
+
+@overload
+def tool(*, check: Callable[..., Any]) -> Callable[[F], F]: ...
+
+
+def tool(function: F | None = None, *, check: Callable[..., Any] | None = None) -> F | Callable[[F], F]:
     """Mark ``function`` as a tool. It stays callable as it is; its name is the tool's name.
 
-    Raises :class:`ToolDefinitionError`, naming file and line, when the docstring or a parameter's type is missing.
+    Args:
+        function: the tool.
+        check: called before training starts with those of the tool's settings that it names; raises where the tool
+            could not work with them, for example because a file is missing.
+
+    Raises :class:`ToolDefinitionError`, naming file and line, when the docstring or a parameter's type is missing, or
+    ``check`` takes something that is no setting of the tool.
     """
+    if function is None:
+        return functools.partial(_mark, check=check)
+    return _mark(function, check)
+
+
+def _mark(function: F, check: Callable[..., Any] | None) -> F:
     describe(function)
+    if check is not None:
+        others = set(inspect.signature(check).parameters) - set(_settings(function))
+        if others:
+            fix = "let it take keyword-only parameters of the tool."
+            raise _undefined(function, f"has a check of '{min(others)}', which is no setting of it", fix)
     setattr(function, _MARK, True)
+    setattr(function, _CHECK, check)
     return function
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool ready to be called: ``schema`` in OpenAI's form, ``call`` with the settings bound."""
+    """A tool ready to be called: ``schema`` in OpenAI's form, ``call`` and ``check`` with the settings bound."""
 
     name: str
     schema: dict[str, Any]
     call: Callable[..., Any]
     is_async: bool = False
+    check: Callable[[], Any] | None = None
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -103,8 +132,30 @@ def load_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, Any]] |
     unknown = sorted(set(settings) - set(tools))
     if unknown:
         fix = f"list it under rltr.tools or remove its settings; tools here: {', '.join(tools) or 'none'}."
-        raise ConfigError(f"settings for '{unknown[0]}', which is no tool of this recipe", where="rltr.tool_settings", fix=fix)
+        raise ConfigError(
+            f"settings for '{unknown[0]}', which is no tool of this recipe", where="rltr.tool_settings", fix=fix
+        )
     return tools
+
+
+def check_tools(tools: Mapping[str, Tool]) -> None:
+    """Run the tools' own checks of their settings.
+
+    Raises ConfigError naming the tool's settings for the first that could not work.
+    """
+    for name, item in tools.items():
+        try:
+            if item.check is not None:
+                item.check()
+        except RltrError as error:
+            where = f"rltr.tool_settings.{name}"
+            problem = f"{error.where}: {error.problem}" if error.where else error.problem
+            raise ConfigError(problem, where=where, fix=error.fix or "correct the tool's settings.") from None
+        except Exception as error:  # a user's check may raise anything; it is told, never swallowed
+            problem = f"the tool's check failed ({type(error).__name__}: {error})"
+            raise ConfigError(
+                problem, where=f"rltr.tool_settings.{name}", fix="correct the tool's settings."
+            ) from error
 
 
 def schemas(tools: Mapping[str, Tool]) -> list[dict[str, Any]]:
@@ -121,7 +172,9 @@ def shipped_tools() -> list[str]:
 
 def _functions(source: str) -> Iterable[Callable[..., Any]]:
     module = _module(source)
-    found = [value for value in vars(module).values() if getattr(value, _MARK, False) and value.__module__ == module.__name__]
+    found = [
+        value for value in vars(module).values() if getattr(value, _MARK, False) and value.__module__ == module.__name__
+    ]
     if not found:
         raise ConfigError(f"'{source}' defines no tool", where="rltr.tools", fix="put @tool above a function in it.")
     return sorted(found, key=lambda function: function.__code__.co_firstlineno)
@@ -163,10 +216,20 @@ def load_file(path: str, where: str) -> Any:
 def _bind(function: Callable[..., Any], settings: Mapping[str, Any]) -> Tool:
     """Check the settings against the keyword-only parameters and bind them."""
     where = f"rltr.tool_settings.{function.__name__}"
-    ordinary = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    ordinary = [name for name in inspect.signature(function).parameters if name not in _settings(function)]
     bound = bind_settings(function, settings, where, given=dict.fromkeys(ordinary))
-    call = functools.partial(function, **{name: value for name, value in bound.items() if name not in ordinary})
-    return Tool(function.__name__, describe(function), call, inspect.iscoroutinefunction(function))
+    values = {name: bound.get(name, parameter.default) for name, parameter in _settings(function).items()}
+    call = functools.partial(function, **values)
+    check = getattr(function, _CHECK, None)
+    if check is not None:
+        check = functools.partial(check, **{name: values[name] for name in inspect.signature(check).parameters})
+    return Tool(function.__name__, describe(function), call, inspect.iscoroutinefunction(function), check)
+
+
+def _settings(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The keyword-only parameters."""
+    parameters = inspect.signature(function).parameters
+    return {name: item for name, item in parameters.items() if item.kind is item.KEYWORD_ONLY}
 
 
 def _property(parameter: inspect.Parameter, hint: Any, description: str | None) -> dict[str, Any]:

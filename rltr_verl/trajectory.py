@@ -14,6 +14,9 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+TRAJECTORY_FIELD = "rltr_trajectory"
+"""Key of verl's ``extra_fields`` that holds :meth:`Trajectory.to_dict` as JSON text on its way to the reward."""
+
 
 class Status(str, Enum):
     """How a call ended. Only the first three after ``ok`` can be the policy's own mistake."""

@@ -9,11 +9,16 @@ import sys
 
 import pyarrow.parquet as pq
 import pytest
+from transformers import AutoTokenizer
 
 from rltr_verl._compose import compose_recipe
 from rltr_verl.errors import ConfigError, DataError, DiskError, ModelError, RltrError, WorldError
 from rltr_verl.preflight import check, require_room
+from rltr_verl.rollout.template import ChatTemplate
+from rltr_verl.tooling import load_tools, schemas
 from rltr_verl.world import build_world
+
+PRINTS_MESSAGES = "{% for m in messages %}{{ m | tojson }}<|im_end|>{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +59,22 @@ def test_a_good_recipe_passes(world):
         ("data.train_files=/no/such.parquet", DataError, "data.train_files: no file '/no/such.parquet'"),
         ("data.max_prompt_length=5", DataError, r"train.parquet, row 0: the prompt has \d+ tokens"),
         ("rltr.dump_dir=/proc/dump", DiskError, "rltr.dump_dir"),
+        (
+            "rltr.tool_settings.search.corpus=/no/such.jsonl",
+            ConfigError,
+            r"rltr.tool_settings.search: /no/such.jsonl: cannot read the search corpus: No such.*Fix: set rltr",
+        ),
+        (
+            "rltr.rollout.mode=end_to_end",
+            ConfigError,
+            "rltr.rollout.mode: 'end_to_end' cannot be trained.*mode=planner",
+        ),
+        ("+rltr.rollout.stop_marker=X", ConfigError, "unknown key 'stop_marker'"),
+        (
+            "actor_rollout_ref.rollout.name=sglang",
+            ConfigError,
+            "cannot stop at .*Fix: add actor_rollout_ref.rollout.skip_tokenizer_init=false",
+        ),
     ],
 )
 def test_wrong_settings_name_the_key_and_the_fix(world, override, error, message):
@@ -72,6 +93,11 @@ ROWS = [
     (lambda row: row["extra_info"].update(needs=[{"tol": "search"}]), r"row 1: field 'needs\[0\]"),
     (lambda row: row["extra_info"].pop("needs"), "row 1: no 'extra_info.needs'.*judge=endpoint"),
     (lambda row: row.update(extra_info=None), "row 1: no 'extra_info.needs'"),
+    (
+        lambda row: row["extra_info"].update(tool_selection=["search", "serach"]),
+        "row 1: field 'extra_info.tool_selection' names 'serach'.*calculator, days_between, search",
+    ),
+    (lambda row: row["extra_info"].update(tool_selection="serach"), "row 1: .*tool_selection' names 'serach'"),
 ]
 
 
@@ -85,6 +111,42 @@ def test_a_bad_row_is_named_by_file_row_and_field(world, tmp_path, spoil, messag
     assert path in str(caught.value)
 
 
+@pytest.mark.parametrize("off", ["skip_tokenizer_init=false", "+engine_kwargs.sglang.skip_tokenizer_init=false"])
+def test_sglang_with_its_tokenizer_passes(world, off):
+    plus, key = ("+" if off.startswith("+") else ""), off.lstrip("+")
+    rollout = "actor_rollout_ref.rollout"
+    checked(world, f"{rollout}.name=sglang", f"{plus}{rollout}.{key}")
+
+
+def test_the_length_is_that_with_the_rows_own_tools(world, tmp_path):
+    row = rows_of(world)[0]
+    tokenizer = AutoTokenizer.from_pretrained(world.model)
+    few = schemas(load_tools(["calculator"]))
+    limit = len(ChatTemplate(tokenizer, few).prompt_ids(row["prompt"]))
+    with pytest.raises(DataError, match=rf"the prompt has \d+ tokens, data.max_prompt_length is {limit}"):
+        checked(world, f"data.train_files={as_jsonl(tmp_path, [row])}", f"data.max_prompt_length={limit}")
+    row["extra_info"]["tool_selection"] = ["calculator"]
+    file = as_jsonl(tmp_path, [row])
+    checked(world, f"data.train_files={file}", f"data.val_files={file}", f"data.max_prompt_length={limit}")
+
+
+def test_messages_are_measured_as_the_rollout_reads_them(world, tmp_path):
+    """Keys that parquet added as None are shown neither here nor there, whatever the template prints."""
+    tokenizer = AutoTokenizer.from_pretrained(world.model)
+    tokenizer.chat_template = PRINTS_MESSAGES
+    tokenizer.save_pretrained(tmp_path / "model")
+    row = rows_of(world)[0]
+    limit = len(ChatTemplate(tokenizer, []).prompt_ids(row["prompt"]))
+    row["prompt"][0]["name"] = None
+    given = {
+        "train_files": as_jsonl(tmp_path, [row]),
+        "val_files": as_jsonl(tmp_path, [row]),
+        "max_prompt_length": limit,
+    }
+    overrides = [f"data.{key}={value}" for key, value in given.items()]
+    checked(world, f"actor_rollout_ref.model.path={tmp_path / 'model'}", *overrides)
+
+
 def test_a_file_without_rows_or_with_garbage_is_refused(world, tmp_path):
     with pytest.raises(DataError, match="holds no rows"):
         checked(world, f"data.val_files={as_jsonl(tmp_path, [])}")
@@ -95,8 +157,6 @@ def test_a_file_without_rows_or_with_garbage_is_refused(world, tmp_path):
 
 
 def test_a_tokenizer_without_chat_template_is_refused(world, tmp_path):
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(world.model)
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path / "bare")

@@ -8,7 +8,7 @@ import pytest
 
 from rltr_verl import tool
 from rltr_verl.errors import ConfigError, ToolDefinitionError
-from rltr_verl.tooling import describe, load_tools, shipped_tools
+from rltr_verl.tooling import check_tools, describe, load_tools, shipped_tools
 
 
 @tool
@@ -141,3 +141,35 @@ def test_every_shipped_tool_describes_itself():
 
 def test_order_of_the_recipe_is_kept():
     assert list(load_tools(["days_between", "calculator"])) == ["days_between", "calculator"]
+
+
+CHECKED = '''
+    def there(path: str) -> None:
+        open(path).close()
+
+    @tool(check=there)
+    def read(line: int, *, path: str = "/no/such/file", upper: bool = False) -> str:
+        """Read a line."""
+        return open(path).read().splitlines()[line]
+    '''
+
+
+def test_a_tools_check_gets_its_settings_and_their_defaults(tmp_path):
+    (tmp_path / "text").write_text("moin")
+    path = write(tmp_path, CHECKED)
+    good = load_tools([path], {"read": {"path": str(tmp_path / "text"), "upper": True}})
+    check_tools(good)
+    assert good["read"].call(line=0) == "moin"
+    with pytest.raises(
+        ConfigError, match=r"rltr.tool_settings.read: the tool's check failed \(FileNotFoundError.*/no/such/"
+    ):
+        check_tools(load_tools([path]))
+
+
+def test_a_check_of_something_that_is_no_setting_is_refused():
+    with pytest.raises(ToolDefinitionError, match="'greet' has a check of 'greting', which is no setting"):
+
+        @tool(check=lambda greting: None)
+        def greet(name: str, *, greeting: str) -> str:
+            """Greet somebody."""
+            return name

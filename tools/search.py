@@ -24,7 +24,12 @@ _BUILDING = threading.Lock()  # calls run in threads; without it each of the fir
 _WORD = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]|[^\W_\u3400-\u9fff\uf900-\ufaff]+")
 
 
-@tool
+def readable(corpus: str) -> None:
+    """Raise :class:`DataError` unless ``corpus`` is a file of documents."""
+    _documents(corpus)
+
+
+@tool(check=readable)
 def search(query: str, *, corpus: str) -> str:
     """Find the document that matches the query best and return its text.
 
@@ -51,21 +56,28 @@ def _words(text: str) -> list[str]:
 @lru_cache(maxsize=8)
 def _index(corpus: str) -> tuple[bm25s.BM25, frozenset[str], tuple[str, ...]]:
     """Read and index a corpus once per process; a changed file is seen by the next process."""
-    documents = [_document(line, corpus, number) for number, line in enumerate(_lines(corpus), 1) if line.strip()]
-    if not documents:
-        raise DataError("the corpus holds no document", where=corpus, fix='write lines like {"key": ..., "text": ...}.')
+    documents = _documents(corpus)
     words = [_words(f"{key} {text}") for key, text in documents]
     index = bm25s.BM25()
     index.index(words, show_progress=False)
     return index, frozenset(word for document in words for word in document), tuple(text for _, text in documents)
 
 
+def _documents(corpus: str) -> list[tuple[str, str]]:
+    """Key and text of every document."""
+    documents = [_document(line, corpus, number) for number, line in enumerate(_lines(corpus), 1) if line.strip()]
+    if not documents:
+        raise DataError("the corpus holds no document", where=corpus, fix='write lines like {"key": ..., "text": ...}.')
+    return documents
+
+
 def _lines(corpus: str) -> list[str]:
     try:
         return Path(corpus).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         fix = "set rltr.tool_settings.search.corpus to a JSONL file (`rltr world build` writes facts.jsonl)."
-        raise DataError(f"cannot read the search corpus: {error.strerror}", where=corpus, fix=fix) from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise DataError(f"cannot read the search corpus: {reason}", where=corpus, fix=fix) from None
 
 
 def _document(line: str, corpus: str, number: int) -> tuple[str, str]:

@@ -16,9 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rltr_verl.config import RltrSettings
 from rltr_verl.errors import ModelError, RolloutError
+from rltr_verl.parsing import STOP_MARKER
 from rltr_verl.rollout.generation import Completion, Engine, EngineLimits
 from rltr_verl.rollout.sampling import SamplingParams
 from rltr_verl.rollout.turns import Planner, Rollout, query_of, take_turns
+from rltr_verl.rows import read_messages
 from rltr_verl.trajectory import Trajectory
 
 Row = Mapping[str, Any]
@@ -89,7 +91,7 @@ class LocalModel:
         longest = max((len(ids) for ids, _ in prompts), default=0)
         limits = EngineLimits(max_model_len=longest + sampling.max_tokens + 1)
         engine = Engine(self._model, self.tokenizer, limits, self.planner.template.eos_ids, seed=sampling.seed)
-        served = _Served(engine, sampling, self.planner.settings.rollout.stop_marker)
+        served = _Served(engine, sampling)
 
         async def one(index: int) -> Trajectory:
             ids, shown = prompts[index]
@@ -103,15 +105,14 @@ class LocalModel:
 
     def _prompt(self, row: Row) -> tuple[list[int], dict[str, dict[str, Any]]]:
         shown = self.planner.shown(row.get("extra_info"))
-        messages = [dict(message) for message in row["prompt"]]
-        return self.planner.template.prompt_ids(messages, list(shown.values())), shown
+        return self.planner.template.prompt_ids(read_messages(row["prompt"]), list(shown.values())), shown
 
 
 class _Served:
     """Steps an engine whenever a trajectory waits for tokens."""
 
-    def __init__(self, engine: Engine, sampling: LocalSampling, stop_marker: str) -> None:
-        self._engine, self._sampling, self._stop = engine, sampling, stop_marker
+    def __init__(self, engine: Engine, sampling: LocalSampling) -> None:
+        self._engine, self._sampling = engine, sampling
         self._wake = asyncio.Event()
 
     def generator(self, request_id: str) -> Callable[[list[int], int], Any]:
@@ -123,7 +124,7 @@ class _Served:
                 max_tokens=max_tokens,
                 temperature=self._sampling.temperature,
                 top_p=self._sampling.top_p,
-                stop=(self._stop,),
+                stop=(STOP_MARKER,),
             )
             self._engine.add(request_id, ids, params, done.set_result)
             self._wake.set()

@@ -20,13 +20,12 @@ from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
 from rltr_verl.config import from_omegaconf
+from rltr_verl.parsing import STOP_MARKER
 from rltr_verl.rollout.turns import Generate, Planner, Rollout, query_of, take_turns
-from rltr_verl.trajectory import Trajectory
+from rltr_verl.rows import read_messages
+from rltr_verl.trajectory import TRAJECTORY_FIELD, Trajectory
 
 logger = logging.getLogger(__name__)
-
-TRAJECTORY_FIELD = "rltr_trajectory"
-"""Key of ``extra_fields`` under which the trajectory travels, as JSON text."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class PlannerLoop(AgentLoopBase):
             One output; an empty list when the rollout engine failed, so that verl leaves the session out instead of
             charging the policy for it.
         """
-        messages = [dict(message) for message in kwargs["raw_prompt"]]
+        messages = read_messages(kwargs["raw_prompt"])
         shown = self._planner.shown(kwargs.get("extra_info"))
         prompt_ids = self._planner.template.prompt_ids(messages, list(shown.values()))
         limit = self._limits.prompt_length
@@ -107,7 +106,7 @@ class PlannerLoop(AgentLoopBase):
     def _stop_params(self) -> dict[str, Any]:
         """Stop at the marker and keep it; SGLang spells the second part differently."""
         keep = "no_stop_trim" if self._limits.engine == "sglang" else "include_stop_str_in_output"
-        return {"stop": [self._planner.settings.rollout.stop_marker], keep: True}
+        return {"stop": [STOP_MARKER], keep: True}
 
     def _output(
         self, rollout: Rollout, trajectory: Trajectory, extra: Mapping[str, Any], metrics: Mapping[str, Any]

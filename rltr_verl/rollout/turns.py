@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rltr_verl.config import RltrSettings
+from rltr_verl.errors import DataError
 from rltr_verl.parsing import parse_turn
 from rltr_verl.rollout.template import ChatTemplate
 from rltr_verl.tool_runner import ToolRunner
@@ -55,11 +56,20 @@ class Planner:
         return cls(settings, template, runner, {name: tool.schema for name, tool in tools.items()})
 
     def shown(self, extra_info: Any) -> dict[str, dict[str, Any]]:
-        """The tools of a row: all, or those that ``extra_info.tool_selection`` names."""
+        """The tools of a row: all, or those that ``extra_info.tool_selection`` names.
+
+        Raises DataError when it names a tool that the recipe does not have.
+        """
         chosen = extra_info.get("tool_selection") if isinstance(extra_info, Mapping) else None
         if chosen is None or len(chosen) == 0:
             return dict(self.schemas)
-        return {name: schema for name, schema in self.schemas.items() if name in set(chosen)}
+        names = [chosen] if isinstance(chosen, str) else list(chosen)
+        unknown = [name for name in names if name not in self.schemas]
+        if unknown:
+            problem = f"field 'extra_info.tool_selection' names {unknown[0]!r}, which is no tool of this recipe"
+            fix = f"name tools out of {', '.join(self.schemas) or 'none'}, or add it to rltr.tools."
+            raise DataError(problem, where=f"row {extra_info.get('index', '?')}", fix=fix)
+        return {name: schema for name, schema in self.schemas.items() if name in names}
 
 
 @dataclass

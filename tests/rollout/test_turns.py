@@ -10,6 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from rltr_verl.config import load_settings
+from rltr_verl.errors import DataError
 from rltr_verl.rollout.turns import Planner, Rollout, take_turns
 from rltr_verl.trajectory import Status
 from rltr_verl.world import build_world
@@ -140,3 +141,9 @@ async def test_tools_outside_the_rows_selection_are_neither_shown_nor_run(world,
     made = planner(world, tokenizer)
     assert list(made.shown({"tool_selection": ["calculator"]})) == ["calculator"]
     assert list(made.shown({"tool_selection": []})) == list(made.shown(None)) == ["search", "calculator"]
+
+
+def test_a_selection_of_unknown_tools_is_refused(world, tokenizer):
+    made = planner(world, tokenizer)
+    with pytest.raises(DataError, match="row 7: field 'extra_info.tool_selection' names 'serach'.*search, calculator"):
+        made.shown({"tool_selection": ["calculator", "serach"], "index": 7})
