@@ -29,7 +29,9 @@ class RolloutSettings(Settings):
     tool_timeout_s: float = Field(30.0, gt=0, description="Wall time of one tool call [ours].")
     max_observation_tokens: int = Field(512, ge=8, description="An observation is cut to this many tokens [ours].")
     thinking: bool = Field(False, description="The chat template opens <think> in the generation prompt.")
-    mode: Literal["planner", "end_to_end"] = Field("planner", description="Who writes the answer; end_to_end only scores.")
+    mode: Literal["planner", "end_to_end"] = Field(
+        "planner", description="Who writes the answer; end_to_end is for `rltr score` only."
+    )
 
 
 class RewardSettings(Settings):
@@ -100,7 +102,9 @@ class RltrSettings(Settings):
 
     world: str | None = Field(None, description="Folder of an offline world; recipes take paths from it.")
     tools: list[str] = Field(default_factory=list, description="Tool names, files or modules, in the model's order.")
-    tool_settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Keyword-only settings per tool.")
+    tool_settings: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="Keyword-only settings per tool."
+    )
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)
     reward: RewardSettings = Field(default_factory=RewardSettings)
     judge: JudgeSettings = Field(default_factory=JudgeSettings)

@@ -10,9 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rltr_verl.errors import DiskError
 
 _LOG = logging.getLogger(__name__)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of numpy as JSON's own; anything else as text."""
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else str(value)
 
 
 class TrajectoryDump:
@@ -36,7 +43,7 @@ class TrajectoryDump:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line; unbuffered, so that it stands in the file when this returns."""
-        line = json.dumps(record, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n"
+        line = json.dumps(record, ensure_ascii=False, default=_plain).encode("utf-8", "replace") + b"\n"
         try:
             payload = b"\n" + line if self._torn else line
             self._torn = (self._file.write(payload) or 0) < len(payload)

@@ -97,5 +97,5 @@ def _record(
 ) -> dict[str, Any]:
     """One line of the dump: where it comes from, the score in parts, and the whole trajectory."""
     origin = {key: fields.get(key) for key in ("uid", "global_steps", "data_source")}
-    known = {key: row.get(key) for key in ("index", "split", "kind", "lang")}
+    known = {key: row.get(key) for key in ("index", "split", "kind", "lang", "needs")}
     return {**origin, **known, **scored.record(), "trajectory": trajectory}

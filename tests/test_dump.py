@@ -4,6 +4,7 @@ import json
 import logging
 import os
 
+import numpy as np
 import pytest
 
 from rltr_verl.dump import TrajectoryDump
@@ -21,6 +22,12 @@ def test_a_line_stands_in_the_file_when_write_returns(tmp_path):
     dump.write({"text": "两\nlines"})
     assert lines(dump) == [{"a": 1}, {"text": "两\nlines"}]
     assert str(os.getpid()) in dump.path.name
+
+
+def test_numbers_of_numpy_are_json_numbers(tmp_path):
+    dump = TrajectoryDump(tmp_path)
+    dump.write({"step": np.int64(3), "share": np.float32(0.5), "flag": np.bool_(True), "ids": np.arange(2)})
+    assert lines(dump) == [{"step": 3, "share": 0.5, "flag": True, "ids": [0, 1]}]
 
 
 def test_an_earlier_run_is_kept(tmp_path):

@@ -1,5 +1,6 @@
 """The reward manager under verl's own registry and data protocol."""
 
+import asyncio
 import json
 
 import numpy as np
@@ -7,10 +8,12 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
+from typer.testing import CliRunner
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.reward import load_reward_manager
 
+from rltr_verl.cli.main import app
 from rltr_verl.errors import ConfigError, DataError, Unscored
 from rltr_verl.reward_manager import RltrRewardManager, register
 from rltr_verl.trajectory import Trajectory
@@ -101,14 +104,25 @@ def test_a_wrong_setting_is_told_when_the_manager_is_built():
 
 async def test_every_trajectory_is_dumped_with_its_parts(tmp_path):
     subject = manager(dump_dir=str(tmp_path))
-    await subject.run_single(data([CALL, "<answer>"], global_steps=3))
+    await subject.run_single(data([CALL, "<answer>"], global_steps=np.int64(3)))
     await subject.run_single(data(["no marker"]))
     with pytest.raises(Unscored):
         await subject.run_single(data([CALL, "<answer>"], needs=None))
     (file,) = tmp_path.iterdir()
+    assert '"global_steps": 3,' in file.read_text()
     scored, malformed, unscored = map(json.loads, file.read_text().splitlines())
     assert (scored["uid"], scored["index"], scored["kind"], scored["global_steps"]) == ("u1", 7, "look", 3)
     assert scored["total"] == 1.0 and scored["terms"]["completeness"]["votes"] == [1.0]
     assert Trajectory.from_dict(scored["trajectory"]).n_calls == 1
     assert malformed["total"] == -1.0 and malformed["format"] == ["no_stop_marker"] and malformed["terms"] == {}
     assert unscored["total"] is None and "has no 'needs'" in unscored["unscored"]
+
+
+def test_a_dump_is_scored_again(tmp_path):
+    asyncio.run(manager(dump_dir=str(tmp_path)).run_single(data([CALL, CALL, "<answer>"])))
+    (file,) = tmp_path.iterdir()
+    again = CliRunner().invoke(app, ["score", str(file), "--set", "reward.terms.repeat.lambda=0.3"])
+    assert json.loads(again.stdout)["total"] == pytest.approx(0.7)
+    (tmp_path / "broken.jsonl").write_text('{"trajectory": {"turns": 1}}')
+    broken = CliRunner().invoke(app, ["score", str(tmp_path / "broken.jsonl")])
+    assert broken.exit_code == 2 and "row 1: field 'trajectory' is not a trajectory of a dump" in broken.stderr

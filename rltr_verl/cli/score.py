@@ -23,11 +23,13 @@ _WINDOW = 64
 """Trajectories scored at once; the judge's own limit bounds the requests."""
 
 _FORM = '{"id": ..., "query": ..., "tools": [...], "messages": [...]}'
+_DUMPED = "trajectory"
+"""Field of a line of ``rltr.dump_dir``, which stands for the messages."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One line of the input: its data and the trajectory read from its messages."""
+    """One line of the input: its data and the trajectory read from its messages, or from a dump's ``trajectory``."""
 
     id: Any
     data: dict[str, Any]
@@ -36,7 +38,7 @@ class _Row:
 
 @reports_errors
 def score(
-    rows: Annotated[Path, typer.Argument(help="JSON lines: " + _FORM + ' and, for the checklist, "needs".')],
+    rows: Annotated[Path, typer.Argument(help="JSON lines: " + _FORM + ' and, for the checklist, "needs"; or a dump.')],
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -100,11 +102,21 @@ def _row(line: str, number: int, where: str, settings: RltrSettings) -> _Row:
         raise DataError(f"not valid JSON ({error})", where=where, fix=f"write {_FORM} on one line.") from None
     if not isinstance(data, dict):
         raise DataError("a row must be a JSON object", where=where, fix=f"write {_FORM}.")
+    parse_needs(data.get("needs"), where)
+    if _DUMPED in data and "messages" not in data:
+        return _Row(data.get("id", number), data, _dumped(data[_DUMPED], where))
     _check_field(data, "messages", list, where, "write the conversation as a list of {role, content}.")
     _check_field(data, "tools", (list, type(None)), where, "write a list of OpenAI tool schemas, or leave it out.")
     _check_field(data, "query", (str, type(None)), where, "write the user's query as text.")
-    parse_needs(data.get("needs"), where)
     return _Row(data.get("id", number), data, _trajectory(data, where, settings))
+
+
+def _dumped(value: Any, where: str) -> Trajectory:
+    try:
+        return Trajectory.from_dict(value)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = f"field '{_DUMPED}' is not a trajectory of a dump ({type(error).__name__}: {error})"
+        raise DataError(problem, where=where, fix=f"give lines of rltr.dump_dir as they are, or {_FORM}.") from None
 
 
 def _check_field(data: dict[str, Any], name: str, kind: Any, where: str, fix: str) -> None:
