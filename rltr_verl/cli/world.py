@@ -13,6 +13,10 @@ from rltr_verl.cli._errors import reports_errors
 app = typer.Typer(no_args_is_help=True, help="The offline world: facts, queries, tools and a tiny planner.")
 
 
+NEEDED_BYTES = 64 << 20
+"""A world takes about 10 MiB; it is written beside its place and then renamed."""
+
+
 @app.callback()
 def _world() -> None:
     """Keep `build` a sub-command although it is the only one."""
@@ -28,8 +32,10 @@ def build(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a world that is there.")] = False,
 ) -> None:
     """Build the world of a seed: queries in verl's format, cold-start conversations, an untrained tiny model."""
+    from rltr_verl.preflight import require_room
     from rltr_verl.world import WorldSizes, build_world
 
+    require_room(out, "--out", NEEDED_BYTES)
     given = {"train": train, "coldstart": coldstart}
     sizes = replace(WorldSizes(), **{name: number for name, number in given.items() if number is not None})
     world = build_world(out, seed, sizes, overwrite=overwrite)
