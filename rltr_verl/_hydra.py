@@ -1,4 +1,4 @@
-"""Adds ``pkg://rltr_verl.recipes`` to Hydra's search path, so that ``--config-name rltr_planner`` works from any folder.
+"""Adds ``pkg://rltr_verl.recipes`` to Hydra's search path: ``--config-name rltr_planner`` works from any folder.
 
 Registered with Hydra by the verl plugin, before verl's entry points compose their configuration. Hydra's own discovery
 (the namespace package ``hydra_plugins``) is not used: it does not see editable installs.

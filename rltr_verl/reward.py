@@ -44,7 +44,7 @@ class RewardTerm(ABC):
 
         Args:
             trajectory: turns with typed observations.
-            row: the query's data (``query``, ``needs``, ``reference``, ...); a field that the data lack is absent or None.
+            row: the query's data (``query``, ``needs``, ``reference``, ...); a missing field is absent or None.
         """
 
     def measure(self, trajectory: Trajectory) -> Mapping[str, float]:

@@ -1,8 +1,8 @@
 """The trajectory: the one type that rollout, rewards, judge prompts, cold start and evaluation share.
 
 A trajectory is s0, a0, ..., aT (RLTR, section 2): turns of thought, calls and observations, ended by the planner's stop
-marker. A call that could not be read stays in the trajectory with the reason; it never vanishes. Every observation has a
-typed status, so that nobody has to guess from its text whether something went wrong.
+marker. A call that could not be read stays in the trajectory with the reason; it never vanishes. Every observation has
+a typed status, so that nobody has to guess from its text whether something went wrong.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Observation:
 class Turn:
     """One assistant turn.
 
-    ``text`` is all that the policy wrote; ``thought`` is what stands inside ``<think>``; ``calls`` are read outside of it
-    only. ``stopped`` tells whether the stop marker was written; ``answer`` is the text after it (empty for a planner),
+    ``text`` is all that the policy wrote; ``thought`` is what stands inside ``<think>``; ``calls`` are read outside of
+    it only. ``stopped`` tells whether the stop marker was written; ``answer`` is the text after it (empty for a planner),
     or, in a turn without calls and without marker, the visible text. ``faults`` names breaches of the format.
     """
 

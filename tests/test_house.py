@@ -60,7 +60,8 @@ def test_the_plugin_brings_no_rollout_code_into_a_process_that_only_imports_verl
     code = (
         "import verl, sys\n"
         "heavy = ['rltr_verl.rollout.planner_loop', 'rltr_verl.rollout.generation', 'rltr_verl.reward_manager',\n"
-        "         'verl.experimental.agent_loop.agent_loop', 'verl.workers.rollout.replica', 'matplotlib', 'rltr_verl.world']\n"
+        "         'verl.experimental.agent_loop.agent_loop', 'verl.workers.rollout.replica', 'matplotlib',\n"
+        "         'rltr_verl.world']\n"
         "print('rltr_verl.plugin' in sys.modules, [name for name in heavy if name in sys.modules])"
     )
     assert run(code).splitlines()[-1] == "True []"

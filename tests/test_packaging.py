@@ -47,7 +47,8 @@ def test_the_installed_wheel_works_without_the_sources(installed, tmp_path):
         "print(*load_tools(['calculator', 'days_between']))"
     )
     env = {**os.environ, "PYTHONPATH": str(installed)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120)
     assert done.returncode == 0, done.stderr
     where, estimator, tools = done.stdout.splitlines()[-3:]
     assert where.startswith(str(installed)) and estimator == "gae" and tools == "calculator days_between"

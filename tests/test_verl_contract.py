@@ -6,7 +6,7 @@ import importlib
 import inspect
 
 import pytest
-import verl  # noqa: F401
+import verl
 from omegaconf import OmegaConf
 
 from rltr_verl._compose import compose_recipe

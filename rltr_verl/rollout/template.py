@@ -76,7 +76,7 @@ class ChatTemplate:
         Args:
             texts: one observation per call, in order; control tokens and protocol tags in them are made inert.
             turn_ended: the sampled ids already hold the end-of-turn token.
-            budget: longest allowed result in tokens. The longest observations are then cut in the middle; the glue never is.
+            budget: longest allowed result in tokens; the longest observations are cut in the middle, the glue never.
 
         Returns an empty list when not even the glue fits the budget.
         """

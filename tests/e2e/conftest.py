@@ -49,7 +49,12 @@ class Run:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "VERL_FILE_LOGGER_PATH": str(self.metrics_file)}
         log = (self.folder / "log.txt").open("ab")
         return subprocess.Popen(
-            self.command(*overrides), stdout=log, stderr=subprocess.STDOUT, cwd=self.folder, env=env, start_new_session=True
+            self.command(*overrides),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=self.folder,
+            env=env,
+            start_new_session=True,
         )
 
     def finish(self, *overrides: str, timeout: float = 400) -> list[dict]:
@@ -66,7 +71,8 @@ class Run:
         if not self.metrics_file.exists():
             return []
         lines = [json.loads(line) for line in self.metrics_file.read_text().splitlines() if line.endswith("}")]
-        return [{"step": line["step"], **line["data"]} for line in lines if "actor/loss" in line["data"] or "actor/pg_loss" in line["data"]]
+        trained = [line for line in lines if "actor/grad_norm" in line["data"]]
+        return [{"step": line["step"], **line["data"]} for line in trained]
 
     def scored(self) -> list[dict]:
         return [json.loads(line) for path in self.dump.glob("*.jsonl") for line in path.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""The chat template used piecewise equals the whole conversation rendered at once, and observations cannot forge turns."""
+"""The chat template used piecewise equals the whole conversation at once; observations cannot forge turns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ MERGED = (
     "{%- else %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endif %}"
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
-    "{%- if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
+    "{%- if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+    "{% endif %}"
 )
 """Qwen3's way: consecutive tool results share one user turn, and the generation prompt may close an empty thought."""
 

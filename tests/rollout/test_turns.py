@@ -131,7 +131,9 @@ async def test_how_a_trajectory_can_end(world, tokenizer, texts, options, limit,
 
 
 async def test_the_last_turns_calls_are_not_run_when_nothing_can_follow(world, tokenizer):
-    rollout = await play(planner(world, tokenizer, max_turns=1), [call("calculator", expression="1 + 1") + "<|im_end|>"])
+    rollout = await play(
+        planner(world, tokenizer, max_turns=1), [call("calculator", expression="1 + 1") + "<|im_end|>"]
+    )
     trajectory = rollout.trajectory("q", {})
     assert [item.status for item in trajectory.executed()] == [Status.NOT_EXECUTED]
     assert trajectory.n_calls == 0
