@@ -74,8 +74,8 @@ class Turn:
     """One assistant turn.
 
     ``text`` is all that the policy wrote; ``thought`` is what stands inside ``<think>``; ``calls`` are read outside of
-    it only. ``stopped`` tells whether the stop marker was written; ``answer`` is the text after it (empty for a planner),
-    or, in a turn without calls and without marker, the visible text. ``faults`` names breaches of the format.
+    it only. ``stopped`` tells whether the stop marker was written; ``answer`` is the text after it (empty for a
+    planner), or, in a turn without calls and without marker, the visible text. ``faults`` names breaches of the format.
     """
 
     text: str
