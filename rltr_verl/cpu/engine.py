@@ -6,8 +6,9 @@ pinning and offloading, flash-attention (packed batches go without it, see ``pac
 and the type that a saved model is said to have.
 
 A rank computes on as many threads as ``OMP_NUM_THREADS`` says, which Ray sets to one for its workers. For a model large
-enough to gain from more, ``RLTR_CPU_THREADS`` sets the number for training alone. A tiny model loses: where another
-process holds a core, every step waits for the thread there.
+enough to gain from more, ``RLTR_CPU_THREADS`` sets the number for training alone; the recipe for the CPU sets two.
+Threads that spin while they wait lose several times what they gain where another process holds a core, so more than
+one thread wants ``OMP_WAIT_POLICY=passive``, which the recipe sets too.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class _CPUEngine(FSDPEngine):
         The threads are set again because TransferQueue, on every fetch, sets them to what they were at its import.
         """
         torch.set_num_threads(threads_per_rank())
-        return super().forward_backward_batch(without_objects(data), loss_function, forward_only)
+        run: Callable[..., list[TensorDict]] = super().forward_backward_batch  # verl's hint forgets the None it is given
+        return run(without_objects(data), loss_function, forward_only)
 
     def forward_step(
         self, micro_batch: TensorDict, loss_function: Callable | None, forward_only: bool
