@@ -75,7 +75,7 @@ class _CPUEngine(FSDPEngine):
         The threads are set again because TransferQueue, on every fetch, sets them to what they were at its import.
         """
         torch.set_num_threads(threads_per_rank())
-        run: Callable[..., list[TensorDict]] = super().forward_backward_batch  # verl's hint forgets the None it is given
+        run: Callable[..., list[TensorDict]] = super().forward_backward_batch  # verl forgets the None in its hint
         return run(without_objects(data), loss_function, forward_only)
 
     def forward_step(
