@@ -34,11 +34,15 @@ class RolloutSettings(Settings):
     )
 
 
+def _default_terms() -> dict[str, dict[str, Any] | None]:
+    return {"completeness": {}, "repeat": {}, "error": {}}
+
+
 class RewardSettings(Settings):
     """Total reward (RLTR Eq. 3)."""
 
     terms: dict[str, dict[str, Any] | None] = Field(
-        default_factory=lambda: {"completeness": {}, "repeat": {}, "error": {}},
+        default_factory=_default_terms,
         description="Reward terms in order: {name: settings}; 'weight', 'path' (a user's file) and the term's own.",
     )
     format_invalid: float = Field(-1.0, description="Total of a malformed trajectory; no term runs [paper Eq. 3].")
@@ -132,7 +136,8 @@ def from_omegaconf(config: Any) -> RltrSettings:
     if node is None:
         fix = "start from a recipe (--config-name rltr_planner) or add the node."
         raise ConfigError("the config has no node 'rltr'", where="rltr", fix=fix)
-    return load_settings(OmegaConf.to_container(node, resolve=True))
+    plain: Any = OmegaConf.to_container(node, resolve=True)
+    return load_settings(plain)
 
 
 def _explain(error: ValidationError) -> ConfigError:

@@ -33,7 +33,7 @@ class PreflightCallback(Callback):
     """Runs :func:`check` when Hydra starts the job. Hydra swallows exceptions of callbacks, hence the ``sys.exit``."""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+        own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         try:
             check(own)
         except RltrError as error:

@@ -84,8 +84,8 @@ def packed_attention(
         where = type(module).__name__
         raise ModelError("packed attention needs the positions of one packed row", where=where, fix="use sdpa.")
     packing = Packing.of(position_ids[0])
-    padded = (_pad(tensor, packing) for tensor in (query, key, value))
-    out = scaled_dot_product_attention(*padded, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=True)
+    q, k, v = (_pad(tensor, packing) for tensor in (query, key, value))
+    out = scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=True)
     rows = out.transpose(1, 2).reshape(-1, out.shape[1], out.shape[3])
     return rows.index_select(0, packing.scatter).unsqueeze(0), None
 

@@ -130,7 +130,7 @@ class ChatTemplate:
     def _find_glue(self) -> Glue:
         user, assistant, first, second = _MARKS
         call = {"type": "function", "function": {"name": "f", "arguments": {}}}
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": "user", "content": user},
             {"role": "assistant", "content": assistant},
             {"role": "tool", "content": first},

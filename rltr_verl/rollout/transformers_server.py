@@ -340,7 +340,7 @@ def _profile_control(config: RolloutConfig, replica_rank: int) -> Any:
     profiler = config.profiler
     if profiler is None or profiler.tool != "torch":
         return build_rollout_dist_profiler(replica_rank, 1)
-    tool = omega_conf_to_dataclass((profiler.tool_config or {}).get("torch"))
+    tool = omega_conf_to_dataclass((profiler.tool_config or {}).get("torch") or {})
     return build_rollout_dist_profiler(replica_rank, 1, config=profiler, tool_config=tool)
 
 
