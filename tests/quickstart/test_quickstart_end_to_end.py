@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PROGRAM = """
 import sys
@@ -26,7 +26,7 @@ sizes = WorldSizes(train=100, val=30, val_unseen=14, coldstart=200)
 nothing_asked = GateLimits(format_ok=0.0, multi_call=0.0)
 run_quickstart(Options(out=Path(sys.argv[1]), sft_steps=6, rl_steps=12, sizes=sizes, gate=nothing_asked))
 """
-LONGEST_S = 400
+LONGEST_S = 900
 
 
 def start(out: Path) -> subprocess.Popen[str]:
