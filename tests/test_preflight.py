@@ -53,6 +53,7 @@ def test_a_good_recipe_passes(world):
         ("rltr.reward.terms.repeat.lambda=much", ConfigError, "rltr.reward.terms.repeat.lambda"),
         ("rltr.tools=[serach]", ConfigError, "unknown tool 'serach'"),
         ("judge=endpoint", ConfigError, "rltr.judge.(base_url|model): a value is missing"),
+        ("data.val_files=null", ConfigError, "data.val_files: a value is missing"),
         ("algorithm.adv_estimator=grop", ConfigError, "no settings for estimator 'grop'"),
         ("rltr.world=/no/such/world", WorldError, "Fix: "),
         ("actor_rollout_ref.model.path=/no/such/model", ModelError, "no model folder '/no/such/model'"),

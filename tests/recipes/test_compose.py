@@ -89,6 +89,12 @@ def test_unknown_keys_are_refused_by_hydra_and_by_the_settings(world):
         from_omegaconf(config)
 
 
+@pytest.mark.parametrize("scale", [scale for scale in options("scale") if scale != "cpu"])
+def test_a_scale_for_real_models_asks_for_the_users_data(scale):
+    config = planner(f"scale={scale}")
+    assert config.data.train_files is None and config.data.val_files is None
+
+
 def test_recipes_are_found_from_any_folder(world, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert planner("scale=cpu").reward.reward_manager.name == "rltr"
