@@ -68,7 +68,9 @@ def _no_missing_values(config: DictConfig) -> None:
     _known_estimator(config)
     for key in ("train_files", "val_files"):
         if not config.data.get(key):
-            raise ConfigError("a value is missing", where=f"data.{key}", fix=f"add data.{key}=FILE to the command line.")
+            raise ConfigError(
+                "a value is missing", where=f"data.{key}", fix=f"add data.{key}=FILE to the command line."
+            )
     for key in sorted(OmegaConf.missing_keys(config)):
         if not key.startswith(("reward.reward_model.rollout", "distillation.")):
             raise ConfigError("a value is missing", where=key, fix=f"add {key}=... to the command line.")
