@@ -32,10 +32,19 @@ def _call(path: str) -> Callable[[Any], None]:
     return hook
 
 
+def _import(module: str) -> Callable[[Any], None]:
+    """A hook that imports ``module``, which registers itself; harmless while that very module is being imported."""
+
+    def hook(_: Any) -> None:
+        importlib.import_module(module)
+
+    return hook
+
+
 HOOKS: dict[str, Callable[[Any], None]] = {
     "hydra._internal.config_loader_impl": _call("rltr_verl._hydra:register"),
     "verl.experimental.agent_loop.agent_loop": _agent_loops,
-    "verl.experimental.reward_loop.reward_manager.registry": _call("rltr_verl.reward_manager:register"),
+    "verl.experimental.reward_loop.reward_manager.registry": _import("rltr_verl.reward_manager"),
     "verl.workers.rollout.replica": _call("rltr_verl.rollout.registration:register_replica"),
     "verl.workers.rollout.base": _call("rltr_verl.rollout.registration:register_adapter"),
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+from verl.experimental.reward_loop.reward_manager.registry import register
 
 from rltr_verl.config import from_omegaconf
 from rltr_verl.dump import TrajectoryDump
@@ -24,6 +25,7 @@ NAME = "rltr"
 """Value of ``reward.reward_manager.name``."""
 
 
+@register(NAME)
 class RltrRewardManager(RewardManagerBase):
     """Scores one trajectory a call; see :class:`rltr_verl.scoring.Scorer` for the formula."""
 
@@ -60,13 +62,6 @@ class RltrRewardManager(RewardManagerBase):
         if scored.total is None:
             raise Unscored(scored.unscored or "no verdict", where=f"row {row.get('index', '?')}")
         return {"reward_score": scored.total, "reward_extra_info": scored.metrics}
-
-
-def register() -> None:
-    """Make ``reward.reward_manager.name=rltr`` known to verl."""
-    from verl.experimental.reward_loop.reward_manager import registry
-
-    registry.register(NAME)(RltrRewardManager)
 
 
 def _trajectory(fields: Mapping[str, Any]) -> dict[str, Any]:

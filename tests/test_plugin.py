@@ -39,6 +39,12 @@ def test_everything_is_registered_in_a_process_that_only_imports_verl():
     assert "COULD NOT BE LOADED" not in done.stderr
 
 
+def test_our_modules_can_be_the_first_import_of_a_process():
+    for module in ("rltr_verl.reward_manager", "rltr_verl.rollout.planner_loop", "rltr_verl.rollout.sampler"):
+        done = python(f"import {module}")
+        assert done.returncode == 0 and "COULD NOT BE LOADED" not in done.stderr, done.stderr
+
+
 def test_registered_in_a_ray_worker_too():
     code = (
         "import ray\n"

@@ -15,16 +15,11 @@ from verl.trainer.ppo.reward import load_reward_manager
 
 from rltr_verl.cli.main import app
 from rltr_verl.errors import ConfigError, DataError, Unscored
-from rltr_verl.reward_manager import RltrRewardManager, register
+from rltr_verl.reward_manager import RltrRewardManager
 from rltr_verl.trajectory import Trajectory
 
 CALL = '<tool_call>{"name": "search", "arguments": {"query": "arlen"}}</tool_call>'
 NEEDS = json.dumps([{"tool": "search", "arguments": {"query": ["arlen"]}}])
-
-
-@pytest.fixture(autouse=True)
-def registered():
-    register()
 
 
 def manager(**node):
@@ -60,7 +55,6 @@ def data(texts, as_text=False, needs=NEEDS, **extra):
 
 def test_verl_knows_it_by_name():
     assert get_reward_manager_cls("rltr") is RltrRewardManager
-    register()  # again is harmless
 
 
 @pytest.mark.parametrize("as_text", [False, True], ids=["dict", "JSON text"])
