@@ -48,7 +48,7 @@ def test_our_modules_can_be_the_first_import_of_a_process():
 def test_registered_in_a_ray_worker_too():
     code = (
         "import ray\n"
-        "ray.init(num_cpus=1, include_dashboard=False, logging_level='error')\n"
+        "ray.init('local', num_cpus=1, include_dashboard=False, logging_level='error')\n"
         "@ray.remote\n"
         "def look():\n"
         "    import verl\n"

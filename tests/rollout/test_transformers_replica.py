@@ -64,7 +64,8 @@ class Rank:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="rltr-ray-", dir="/tmp")  # short: sockets live in it
-    ray.init(num_cpus=8, num_gpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
+    # A cluster of its own, also while another test runs one.
+    ray.init("local", num_cpus=8, num_gpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
     yield
     ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
