@@ -104,3 +104,13 @@ def test_nothing_of_the_cpu_backend_is_active_when_another_platform_is_chosen():
         "print('cpu' in PlatformRegistry.registered_names(), d.initialize_global_process_group_ray.__module__)"
     )
     assert python(code, VERL_PLATFORM="nvidia").stdout.split()[-2:] == ["False", "verl.utils.distributed"]
+
+
+def test_hidden_gpus_do_not_keep_the_cpu_backend_from_its_ranks():
+    code = (
+        "import verl, ray\n"
+        "ray.init('local', num_cpus=1, num_gpus=2, include_dashboard=False, logging_level='error')\n"
+        "print(ray.cluster_resources()['GPU'])"
+    )
+    done = python(code, CUDA_VISIBLE_DEVICES="", VERL_PLATFORM="cpu")
+    assert done.stdout.split()[-1:] == ["2.0"], done.stderr

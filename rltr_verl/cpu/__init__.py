@@ -59,6 +59,8 @@ def activate() -> None:
     if _active:
         return
     _active = True
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray refuses num_gpus with it, and here that only counts trainer ranks
     for module, hook in _REGISTRATIONS.items():
         wrapt.register_post_import_hook(hook, module)
     for replacement in REPLACEMENTS:
