@@ -43,9 +43,10 @@ def stages(out: Path) -> dict:
     return json.loads((out / "state.json").read_text())["stages"]
 
 
-def wait_until(condition, what: str) -> None:
+def wait_until(condition, what: str, child: subprocess.Popen) -> None:
     deadline = time.monotonic() + LONGEST_S
     while not condition():
+        assert child.poll() is None, child.communicate()[0]
         assert time.monotonic() < deadline, f"{what} did not come"
         time.sleep(0.2)
 
@@ -64,7 +65,7 @@ def test_interrupted_in_rl_and_resumed(tmp_path):
     out = tmp_path / "run"
     first = start(out)
     try:
-        wait_until(lambda: (out / "rl" / "latest_checkpointed_iteration.txt").exists(), "the first RL checkpoint")
+        wait_until(lambda: (out / "rl" / "latest_checkpointed_iteration.txt").exists(), "an RL checkpoint", first)
         first.send_signal(signal.SIGINT)
         text, _ = first.communicate(timeout=60)
     finally:
