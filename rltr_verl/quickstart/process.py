@@ -27,6 +27,8 @@ _NOISE = re.compile(r"ChildFailedError|SignalException|DistStoreError|TQ_|\bWARN
 _OWN = re.compile(r"^\[rltr_verl\]")
 _SPEAKER = r"^(?:\([^)]*\)\s*)?(?:\[rank\d+\]:\s*)?"  # Ray's and torchrun's prefixes
 _EXCEPTION = re.compile(_SPEAKER + r"(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Unscored)\b(?::.*)?$")
+_ELSEWHERE = re.compile(r"Traceback|[IWEF]\d{4} |\s+File |\[|\(|[-=]{5,}|During handling|The above exception")
+_MESSAGE_LINES = 5
 _PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -102,14 +104,22 @@ def last_errors(text: str, limit: int = 12) -> str:
     Our own one-paragraph errors if there are any; else the last exception with the lines right above it; else the
     last lines.
     """
-    lines = [line.rstrip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    lines = [line.rstrip() for line in text.replace("\r", "\n").splitlines()]
     own = [line for line in lines if _OWN.match(line)]
     if own:
         return "\n".join(dict.fromkeys(own[-limit:]))
     useful = [line for line in lines if not _NOISE.search(line)]
     ends = [index for index, line in enumerate(useful) if _EXCEPTION.match(line)]
-    last = ends[-1] + 1 if ends else len(useful)
-    return "\n".join(useful[max(0, last - limit) : last])
+    end = _end_of_message(useful, ends[-1]) if ends else len(useful)
+    return "\n".join([line for line in useful[:end] if line][-limit:])
+
+
+def _end_of_message(lines: Sequence[str], start: int) -> int:
+    """Behind the exception's message, which may go on below its first line: up to a blank line or something else."""
+    for index in range(start + 1, min(start + 1 + _MESSAGE_LINES, len(lines))):
+        if not lines[index] or _ELSEWHERE.match(lines[index]):
+            return index
+    return min(start + 1 + _MESSAGE_LINES, len(lines))
 
 
 def _start(command: Command, output: BinaryIO) -> subprocess.Popen[bytes]:

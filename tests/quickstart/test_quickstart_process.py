@@ -100,6 +100,13 @@ def test_last_errors_finds_the_exception_behind_torchruns_summary():
     assert last_errors(text).splitlines()[-1] == "[rank0]: RuntimeError: bad shapes"
 
 
+def test_last_errors_keeps_a_message_of_several_lines():
+    """As Hydra prints one: the cause stands below the exception's first line."""
+    message = "hydra.errors.InstantiationException: Error in call to target 'x.Y':\nModuleNotFoundError(\"no_lib\")"
+    text = f"Traceback (most recent call last):\n  File a.py\n{message}\n\nSet HYDRA_FULL_ERROR=1 for a full trace."
+    assert last_errors(text).endswith(message)
+
+
 def test_last_errors_without_any_exception_gives_the_last_lines():
     assert last_errors("\n".join(f"line {i}" for i in range(50)), limit=3) == "line 47\nline 48\nline 49"
 

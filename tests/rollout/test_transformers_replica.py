@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,6 +85,14 @@ def _config(**settings: Any) -> RolloutConfig:
     return RolloutConfig(**{**base, **settings})
 
 
+def _wait_for_gpus(count: int) -> None:
+    """Ray gives an ended actor's resources back a moment later, and verl asks only once."""
+    deadline = time.monotonic() + 60
+    while ray.available_resources().get("GPU", 0) < count:
+        assert time.monotonic() < deadline, ray.available_resources()
+        time.sleep(0.1)
+
+
 async def _check(replica: Any, trainer: Any, step: int) -> None:
     for i, prompt in enumerate(PROMPTS):
         output = await replica.server_handle.generate.remote(
@@ -138,6 +147,7 @@ def test_a_replica_of_its_own_serves_the_folders_weights(cluster: None, tiny_fol
     async def scenario() -> None:
         config = _config(load_format="auto", skip_tokenizer_init=False, n_gpus_per_node=1)
         replica = TransformersReplica(0, config, HFModelConfig(path=str(tiny_folder)), 1, is_reward_model=True)
+        await asyncio.to_thread(_wait_for_gpus, 1)  # those of the actors ended before
         if mode == "standalone":
             await replica.init_standalone()
         else:
