@@ -146,6 +146,7 @@ def stock_overrides(world: Path, folder: Path) -> list[str]:
         f"{turns}.function_tool_path={folder / 'tools.py'}",
         f"{turns}.format=hermes",
         f"{turns}.max_assistant_turns=6",
+        "rltr.preflight=false",  # it is for jobs of this package: verl's loop leaves no trajectory to score
         "reward.reward_manager.name=naive",
         f"reward.custom_reward_function.path={folder / 'reward.py'}",
         "trainer.v1.sampler.custom_sampler.path=null",
