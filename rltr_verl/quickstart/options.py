@@ -47,7 +47,7 @@ class Options:
     algo: str = "grpo"
     seed: int = 1
     sft_steps: int = 700
-    rl_steps: int = 25
+    rl_steps: int = 50
     overrides: tuple[str, ...] = ()
     sizes: WorldSizes = field(default_factory=WorldSizes)
     gate: GateLimits = field(default_factory=GateLimits)
