@@ -31,6 +31,7 @@ setup(
         "hydra-core>=1.3",
         "aiohttp>=3.9",
         "bm25s>=0.2",
+        "diskcache>=5.6",
         "jsonschema>=4.20",
         "matplotlib>=3.8",
         "numpy>=2.0",

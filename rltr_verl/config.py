@@ -61,34 +61,91 @@ class RewardSettings(Settings):
         return {name: dict(value) for name, value in self.terms.items() if value is not None}
 
 
+class CacheSettings(Settings):
+    """Verdicts on disk, shared by all processes of a node."""
+
+    dir: str | None = Field(None, description="Folder of the cache; null keeps none.")
+    mode: Literal["use", "record", "replay"] = Field(
+        "use",
+        description="use: read, ask on a miss; record: ask always; replay: never ask (a miss is an error).",
+    )
+    size_gb: float = Field(4.0, gt=0, description="Oldest verdicts go beyond this size [ours].")
+
+
+class BudgetSettings(Settings):
+    """What the judge may cost. Once spent, further trajectories are unscored."""
+
+    money: float | None = Field(None, ge=0, description="In the currency of the prices; null: no limit.")
+    tokens: int | None = Field(None, ge=0, description="Prompt and completion tokens together; null: no limit.")
+    price_prompt: float = Field(0.0, ge=0, description="Price of a million prompt tokens.")
+    price_completion: float = Field(0.0, ge=0, description="Price of a million completion tokens.")
+
+
 class JudgeSettings(Settings):
     """The completeness checker (RLTR Eq. 2)."""
 
-    backend: Literal["checklist", "endpoint"] = Field("checklist", description="Rows' needs, or a chat endpoint.")
+    backend: Literal["checklist", "endpoint", "hosted"] = Field(
+        "checklist", description="Rows' needs, a chat endpoint, or the model that verl serves itself."
+    )
     credit: Literal["all", "fraction"] = Field(
         "all", description="checklist: 1 if every need is met [paper's vote is 0/1], or the share of needs [ours]."
     )
-    n_votes: int = Field(3, ge=1, description="endpoint: N of Eq. 2 [ours]; the checklist always casts one vote.")
-    min_votes: int = Field(1, ge=1, description="endpoint: readable votes needed, else unscored [ours].")
-    base_url: str | None = Field(None, description="endpoint: OpenAI-compatible URL, ending in /v1.")
-    model: str | None = Field(None, description="endpoint: model name to ask for.")
-    api_key_env: str | None = Field(None, description="endpoint: environment variable that holds the key.")
+    n_votes: int = Field(3, ge=1, description="N of Eq. 2 [ours]; the checklist always casts one vote.")
+    min_votes: int = Field(1, ge=1, description="Readable votes needed, else unscored [ours].")
+    early_stop: bool = Field(
+        False, description="Ask vote by vote, and stop when the rest cannot change which half the mean is in."
+    )
+    base_url: str | list[str] | None = Field(
+        None, description="endpoint: OpenAI-compatible URL ending in /v1, or several that serve the same model."
+    )
+    model: str | None = Field(None, description="Model name to ask for.")
+    api_key_env: str | None = Field(None, description="Environment variable that holds the key.")
     temperature: float = Field(0.7, ge=0, description="Sampling temperature of a vote [ours].")
-    max_tokens: int = Field(512, ge=1, description="Longest reply of a vote [ours].")
+    max_tokens: int = Field(512, ge=1, description="Longest reply of a vote, reasoning included [ours].")
+    thinking: bool | None = Field(
+        None, description="Reasoning on or off (chat_template_kwargs.enable_thinking); null: as the server does."
+    )
+    extra_body: dict[str, Any] = Field(default_factory=dict, description="Further fields of every request.")
+    structured: Literal["auto", "json_schema", "choice", "off"] = Field(
+        "auto", description="How a verdict is asked for; auto: json_schema, then choice, then free text."
+    )
     timeout_s: float = Field(60.0, gt=0, description="Deadline of one request [ours].")
+    deadline_s: float = Field(300.0, gt=0, description="Deadline of all votes on a trajectory, waits included [ours].")
     retries: int = Field(3, ge=0, description="Further attempts after a transport fault, 429 or 5xx [ours].")
-    concurrency: int = Field(32, ge=1, description="Requests in flight per reward worker [ours].")
+    verdict_retries: int = Field(1, ge=0, description="Further tries, with another seed, at a readable verdict [ours].")
+    concurrency: int = Field(64, ge=1, description="Requests in flight over all processes of a node [ours].")
+    rest_s: float = Field(10.0, ge=0, description="How long a URL that failed is left alone while others work [ours].")
+    context_tokens: int | None = Field(
+        None, ge=512, description="Judge's context length; null: what the server says, else no limit."
+    )
     max_record_chars: int = Field(
-        16_000, ge=1000, description="endpoint: the record of calls is cut to this many characters [ours]."
+        16_000, ge=1000, description="The record of calls is cut to this many characters [ours]."
     )
     language: Literal["en", "zh"] = Field("en", description="Language of the judge prompt.")
+    prompt: str | None = Field(None, description="File with a prompt of your own in place of the shipped one.")
+    no_call: Literal["zero", "ask"] = Field(
+        "zero", description="A trajectory without any call: 0 without asking [ours], or ask the judge."
+    )
+    max_unscored_share: float = Field(
+        0.5, ge=0, le=1, description="Training stops when a step leaves more than this share unscored [ours]."
+    )
+    cache: CacheSettings = Field(default_factory=CacheSettings)
+    budget: BudgetSettings = Field(default_factory=BudgetSettings)
+
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        """The URLs without a slash at the end."""
+        given = [self.base_url] if isinstance(self.base_url, str) else self.base_url or []
+        return tuple(dict.fromkeys(url.rstrip("/") for url in given))
 
     @model_validator(mode="after")
     def _complete(self) -> JudgeSettings:
-        if self.backend == "endpoint" and not (self.base_url and self.model):
+        if self.backend == "endpoint" and not (self.base_urls and self.model):
             raise ValueError("backend=endpoint needs rltr.judge.base_url and rltr.judge.model")
         if self.min_votes > self.n_votes:
             raise ValueError(f"min_votes={self.min_votes} exceeds n_votes={self.n_votes}")
+        if self.cache.mode != "use" and not self.cache.dir:
+            raise ValueError(f"cache.mode={self.cache.mode} needs rltr.judge.cache.dir")
         return self
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rltr_verl.config import load_settings
 from rltr_verl.errors import ConfigError, ToolDefinitionError, Unscored
-from rltr_verl.judge import Checker, Votes
+from rltr_verl.judge import Checker, Vote, Votes
 from rltr_verl.scoring import Scorer, shipped_terms
 from rltr_verl.trajectory import Trajectory
 
@@ -25,7 +25,7 @@ class Counting(Checker):
         self.asked += 1
         if self.vote is None:
             raise Unscored("the judge is down")
-        return Votes((self.vote,))
+        return Votes((Vote(self.vote),))
 
 
 def said(*texts, stop="<answer>"):

@@ -8,10 +8,10 @@ asks a language model behind an OpenAI-compatible server. A checker that cannot 
 from __future__ import annotations
 
 from rltr_verl.config import JudgeSettings
-from rltr_verl.judge.base import Checker, Votes
+from rltr_verl.judge.base import Checker, Vote, Votes
 from rltr_verl.judge.checklist import ChecklistChecker
 
-__all__ = ["Checker", "ChecklistChecker", "Votes", "build_checker"]
+__all__ = ["Checker", "ChecklistChecker", "Vote", "Votes", "build_checker"]
 
 
 def build_checker(settings: JudgeSettings) -> Checker:

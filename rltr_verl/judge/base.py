@@ -11,24 +11,59 @@ from rltr_verl.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
-class Votes:
-    """Votes on one trajectory, in the order asked; None is a vote without a readable verdict.
+class Vote:
+    """One vote and what it took.
 
-    ``record`` is free JSON for the per-trajectory dump: prompt version, needs met, why votes failed.
+    Attributes:
+        verdict: in [0, 1]; None where the reply holds no readable verdict or there is no reply.
+        reason: the judge's own words for its verdict, if it gave any.
+        failure: why there is no verdict; None if there is one.
+        latency_s: from the first request to the last reply, waits included; 0 from the cache.
+        prompt_tokens, completion_tokens: as the server counts them, over all attempts; 0 from the cache.
+        cost: of those tokens, in the currency of ``rltr.judge.budget``.
+        cached: whether it came from the cache.
     """
 
-    values: tuple[float | None, ...]
+    verdict: float | None
+    reason: str | None = None
+    failure: str | None = None
+    latency_s: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class Votes:
+    """Votes on one trajectory, in the order asked.
+
+    ``record`` is free JSON for the per-trajectory dump: prompt version, needs met.
+    """
+
+    votes: tuple[Vote, ...]
     record: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def values(self) -> tuple[float | None, ...]:
+        """Verdicts; None is a vote without a readable one."""
+        return tuple(vote.verdict for vote in self.votes)
 
     @property
     def readable(self) -> tuple[float, ...]:
         """The votes that carry a verdict."""
-        return tuple(vote for vote in self.values if vote is not None)
+        return tuple(value for value in self.values if value is not None)
 
     @property
     def mean(self) -> float:
         """R_comp of RLTR Eq. 2: the sum of the readable votes over their number (at least one is needed)."""
         return sum(self.readable) / len(self.readable)
+
+    @property
+    def agreement(self) -> float:
+        """Share of the readable votes that are on the side of the majority (at least 0.5; 1 if they are unanimous)."""
+        ones = sum(value >= 0.5 for value in self.readable)
+        return max(ones, len(self.readable) - ones) / len(self.readable)
 
 
 class Checker(ABC):

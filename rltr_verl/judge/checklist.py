@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from rltr_verl.errors import DataError, Unscored
-from rltr_verl.judge.base import Checker, Votes
+from rltr_verl.judge.base import Checker, Vote, Votes
 from rltr_verl.trajectory import ExecutedCall, Status, Trajectory
 
 Credit = Literal["all", "fraction"]
@@ -59,7 +59,8 @@ class ChecklistChecker(Checker):
         calls = list(trajectory.executed())
         met = [any(need.met_by(item) for item in calls) for need in needs]
         share = sum(met) / len(met) if met else 1.0
-        return Votes((float(all(met)) if self.credit == "all" else share,), {"needs_met": met})
+        verdict = float(all(met)) if self.credit == "all" else share
+        return Votes((Vote(verdict),), {"needs_met": met})
 
 
 def parse_needs(value: Any, where: str) -> tuple[Need, ...] | None:

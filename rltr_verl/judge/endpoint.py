@@ -13,7 +13,6 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any
@@ -23,7 +22,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 
 from rltr_verl.config import JudgeSettings
 from rltr_verl.errors import ConfigError, Unscored
-from rltr_verl.judge.base import Checker, Votes
+from rltr_verl.judge.base import Checker, Vote, Votes
 from rltr_verl.judge.prompting import judge_messages, load_prompt
 from rltr_verl.judge.verdict import parse_verdict
 from rltr_verl.trajectory import Trajectory
@@ -44,14 +43,6 @@ class _TryAgain(_VoteFailed):
         self.after = after
 
 
-@dataclass(frozen=True)
-class _Vote:
-    """One vote: the verdict, or why there is none."""
-
-    verdict: float | None
-    reason: str | None = None
-
-
 class EndpointChecker(Checker):
     """Asks ``rltr.judge.model`` at ``rltr.judge.base_url`` for ``n_votes`` votes at once.
 
@@ -66,7 +57,7 @@ class EndpointChecker(Checker):
         self._settings = settings
         self._prompt = load_prompt(settings.language)
         self._headers = _headers(settings.api_key_env)
-        self._url = str(settings.base_url).rstrip("/") + "/chat/completions"
+        self._url = settings.base_urls[0] + "/chat/completions"
         self._session: aiohttp.ClientSession | None = None
         self._slots = asyncio.Semaphore(settings.concurrency)
         if settings.temperature == 0 and settings.n_votes > 1:
@@ -80,9 +71,9 @@ class EndpointChecker(Checker):
         record = {
             "prompt": self._prompt.version,
             "judge": self._settings.model,
-            "failed_votes": [vote.reason for vote in votes if vote.reason],
+            "failed_votes": [vote.failure for vote in votes if vote.failure],
         }
-        result = Votes(tuple(vote.verdict for vote in votes), record)
+        result = Votes(tuple(votes), record)
         if len(result.readable) < self._settings.min_votes:
             raise self._unscored(result)
         return result
@@ -93,7 +84,7 @@ class EndpointChecker(Checker):
             await self._session.close()
             self._session = None
 
-    async def _vote(self, messages: list[dict[str, str]], seed: int) -> _Vote:
+    async def _vote(self, messages: list[dict[str, str]], seed: int) -> Vote:
         settings = self._settings
         payload = {
             "model": settings.model,
@@ -105,9 +96,9 @@ class EndpointChecker(Checker):
         try:
             reply = await self._ask_with_retries(payload)
         except _VoteFailed as error:
-            return _Vote(None, str(error))
+            return Vote(None, failure=str(error))
         verdict = parse_verdict(reply)
-        return _Vote(verdict, None if verdict is not None else f"no readable verdict in {_short(reply)}")
+        return Vote(verdict, failure=None if verdict is not None else f"no readable verdict in {_short(reply)}")
 
     async def _ask_with_retries(self, payload: Mapping[str, Any]) -> str:
         retrying = AsyncRetrying(

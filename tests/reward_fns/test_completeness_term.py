@@ -3,7 +3,7 @@
 import pytest
 
 from rltr_verl.errors import Unscored
-from rltr_verl.judge import Checker, Votes
+from rltr_verl.judge import Checker, Vote, Votes
 from rltr_verl.reward_fns.completeness import Completeness
 from rltr_verl.trajectory import Trajectory
 
@@ -17,7 +17,7 @@ class Given(Checker):
     async def check(self, trajectory, row):
         if not any(value is not None for value in self.values):
             raise Unscored("no votes")
-        return Votes(self.values, {"prompt": "p@1"})
+        return Votes(tuple(Vote(value) for value in self.values), {"prompt": "p@1"})
 
 
 async def test_mean_over_readable_votes():
