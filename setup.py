@@ -6,7 +6,7 @@ from setuptools import find_packages, setup
 
 OPEN_FOLDERS = {"rltr_verl.tools": "tools", "rltr_verl.reward_fns": "reward_fns", "rltr_verl.recipes": "recipes"}
 
-TEST = ["pytest>=8", "pytest-xdist", "pytest-timeout", "hypothesis", "pytest-asyncio"]
+TEST = ["pytest>=8", "pytest-xdist", "pytest-timeout", "hypothesis", "pytest-asyncio", "openai>=1.60"]
 DEV = [*TEST, "ruff==0.14.*", "mypy>=1.18", "types-PyYAML", "types-jsonschema", "py-spy", "build"]
 VERL_CORE = ["TransferQueue>=0.1.10", "pyzmq", "msgspec", "fastapi", "uvicorn", "cachetools"]
 
