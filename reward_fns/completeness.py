@@ -9,21 +9,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rltr_verl.judge import Checker
+from rltr_verl.judge import Checker, Votes
 from rltr_verl.reward import RewardTerm, TermResult
 from rltr_verl.trajectory import Trajectory
 
 
 class Completeness(RewardTerm):
-    """Mean of the checker's readable votes; raises ``Unscored`` when the checker could not tell."""
+    """Mean of the checker's readable votes; raises ``Unscored`` when the checker could not tell.
 
-    metric_keys = ("acc", "votes")
+    Metrics: ``acc`` is R_comp before the weight (verl's core validation metric), ``votes`` the readable votes,
+    ``votes_agree`` the share of them on the majority's side, ``votes_unreadable`` and ``votes_cached`` shares of all
+    votes, ``judge_s`` the longest vote in seconds, ``judge_tokens`` and ``judge_cost`` the sums over the votes.
+    """
+
+    metric_keys = (
+        "acc",
+        "votes",
+        "votes_agree",
+        "votes_unreadable",
+        "votes_cached",
+        "judge_s",
+        "judge_tokens",
+        "judge_cost",
+    )
 
     def __init__(self, *, checker: Checker) -> None:
         self.checker = checker
 
     async def score(self, trajectory: Trajectory, row: Mapping[str, Any]) -> TermResult:
-        """``acc`` is R_comp before the weight (verl's core validation metric), ``votes`` counts the readable votes."""
-        votes = await self.checker.check(trajectory, row)
-        metrics = {"acc": votes.mean, "votes": float(len(votes.readable))}
-        return TermResult(votes.mean, metrics, {"votes": list(votes.values), **votes.record})
+        """R_comp with what its votes took."""
+        result = await self.checker.check(trajectory, row)
+        metrics = {"acc": result.mean, **_vote_metrics(result)}
+        return TermResult(result.mean, metrics, {"votes": list(result.values), **result.record})
+
+
+def _vote_metrics(result: Votes) -> dict[str, float]:
+    votes = result.votes
+    return {
+        "votes": float(len(result.readable)),
+        "votes_agree": result.agreement,
+        "votes_unreadable": sum(vote.unreadable for vote in votes) / len(votes),
+        "votes_cached": sum(vote.cached for vote in votes) / len(votes),
+        "judge_s": max(vote.latency_s for vote in votes),
+        "judge_tokens": float(sum(vote.prompt_tokens + vote.completion_tokens for vote in votes)),
+        "judge_cost": sum(vote.cost for vote in votes),
+    }

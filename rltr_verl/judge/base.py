@@ -18,6 +18,7 @@ class Vote:
         verdict: in [0, 1]; None where the reply holds no readable verdict or there is no reply.
         reason: the judge's own words for its verdict, if it gave any.
         failure: why there is no verdict; None if there is one.
+        unreadable: whether there was a whole reply, but no verdict in it.
         latency_s: from the first request to the last reply, waits included; 0 from the cache.
         prompt_tokens, completion_tokens: as the server counts them, over all attempts; 0 from the cache.
         cost: of those tokens, in the currency of ``rltr.judge.budget``.
@@ -27,6 +28,7 @@ class Vote:
     verdict: float | None
     reason: str | None = None
     failure: str | None = None
+    unreadable: bool = False
     latency_s: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int = 0
