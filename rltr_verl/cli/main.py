@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from rltr_verl.cli import world
+from rltr_verl.cli.attack import attack
 from rltr_verl.cli.quickstart import quickstart
 from rltr_verl.cli.score import score
 from rltr_verl.cli.settings import settings
@@ -18,6 +19,7 @@ def _rltr() -> None:
 
 
 app.command("score")(score)
+app.command("attack")(attack)
 app.command("settings")(settings)
 app.command("quickstart")(quickstart)
 app.add_typer(world.app, name="world")

@@ -2,7 +2,8 @@
 
 A need names a tool, pieces of text that its arguments must hold and, optionally, a result that the observation must
 show: ``{"tool": "search", "arguments": {"query": ["arlen", "temperature"]}, "result": "41"}``. It is met by a call of
-that tool with status ok in which every piece occurs. Text is compared after NFKC and case folding. An empty list says
+that tool with status ok in which every piece occurs. A result that the observation merely repeats from the call's own
+arguments is not shown: the policy may have made it up. Text is compared after NFKC and case folding. An empty list says
 that the query needs no tool.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -40,7 +41,17 @@ class Need(BaseModel):
             return False
         given = item.call.arguments
         carried = all(name in given and _holds(given[name], pieces) for name, pieces in self.arguments.items())
-        return carried and (self.result is None or shows(item.observation.text, self.result))
+        return carried and (self.result is None or self._shown(item.observation.text, given, self.result))
+
+    def _shown(self, text: str, given: Mapping[str, Any], result: str) -> bool:
+        if not shows(text, result):
+            return False
+        needed = {_fold(piece) for pieces in self.arguments.values() for piece in _pieces(pieces)}
+        echoed = {_fold(value) for value in _texts(given) if shows(value, result)} - needed
+        rest = _fold(text)
+        for value in sorted(echoed, key=len, reverse=True):
+            rest = rest.replace(value, " ")
+        return shows(rest, result)
 
 
 class ChecklistChecker(Checker):
@@ -105,7 +116,21 @@ def _parsed(text: str) -> tuple[Need, ...]:
 
 def _holds(argument: Any, pieces: tuple[str, ...] | str) -> bool:
     text = _fold(argument if isinstance(argument, str) else json.dumps(argument, ensure_ascii=False))
-    return all(_fold(piece) in text for piece in ([pieces] if isinstance(pieces, str) else pieces))
+    return all(_fold(piece) in text for piece in _pieces(pieces))
+
+
+def _pieces(pieces: tuple[str, ...] | str) -> tuple[str, ...]:
+    return (pieces,) if isinstance(pieces, str) else pieces
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string in an argument, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for item in value.values() for text in _texts(item))
+    elif isinstance(value, (list, tuple)):
+        yield from (text for item in value for text in _texts(item))
 
 
 def _fold(text: str) -> str:
