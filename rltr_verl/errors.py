@@ -80,6 +80,14 @@ class Unscored(RltrError):
     """No verdict could be had for a trajectory. It must leave the baseline and the loss; it is never 0 and never 1."""
 
 
+class CacheMiss(Unscored):
+    """Replay found no verdict for a request, and replay never asks the judge."""
+
+
+class BudgetSpent(Unscored):
+    """The judge has cost what ``rltr.judge.budget`` allows. No further request is sent."""
+
+
 class GateError(RltrError):
     """The cold start did not reach what the RL stage needs."""
 
