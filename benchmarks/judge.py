@@ -97,7 +97,7 @@ def _trajectory(number: int) -> Trajectory:
 
 
 def _bodies(args: argparse.Namespace, work: list[Trajectory]) -> list[bytes]:
-    prompt = load_prompt("en")
+    prompt = load_prompt("completeness", "en")
     bodies = []
     for trajectory in work:
         messages = judge_messages(trajectory, prompt, 16_000)

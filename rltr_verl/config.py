@@ -119,7 +119,7 @@ class JudgeSettings(Settings):
         None, ge=512, description="Judge's context length; null: what the server says, else no limit."
     )
     max_record_chars: int = Field(
-        16_000, ge=1000, description="The record of calls is cut to this many characters [ours]."
+        16_000, ge=1000, description="Observations are cut to keep the record near this many characters [ours]."
     )
     language: Literal["en", "zh"] = Field("en", description="Language of the judge prompt.")
     prompt: str | None = Field(None, description="File with a prompt of your own in place of the shipped one.")

@@ -26,6 +26,7 @@ from rltr_verl.errors import ConfigError
 
 _URL, _KEY, _MODEL = "rltr.judge.base_url", "rltr.judge.api_key_env", "rltr.judge.model"
 _TIMEOUT_S = 20.0
+_QUICK_S = 5.0
 _ATTEMPTS, _PAUSE_S = 3, 0.5
 _NO_LIST = (404, 405, 501)
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
@@ -104,6 +105,19 @@ def auth_headers(key_variable: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
+async def served_context(settings: JudgeSettings) -> int | None:
+    """Context length in tokens, as the servers' lists of models tell it (the smallest); None where none does.
+
+    Not asked for more than a few seconds; a server that cannot be asked now is no error here.
+    """
+    timeout = aiohttp.ClientTimeout(total=_QUICK_S)
+    headers = auth_headers(settings.api_key_env)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout, trust_env=False) as session:
+        lists = [_Server(session, url, settings).listed() for url in settings.base_urls]
+        found = await asyncio.gather(*lists)
+    return _summary(found, settings).context_tokens
+
+
 Cards = list[Mapping[str, Any]]  # the models of one server, as it describes them
 
 
@@ -140,6 +154,13 @@ class _Server:
             raise self._refused(reply)
         await self._complete()
         return []
+
+    async def listed(self) -> Cards:
+        """The server's list; empty if it has none or does not answer at once."""
+        try:
+            return _cards(await self._once("GET", "/models", None)) or []
+        except _Unreachable:
+            return []
 
     async def _try_key(self) -> None:
         if self._settings.api_key_env is not None:

@@ -9,11 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rltr_verl import parse_verdict
+from rltr_verl.judge.verdict import parse_grade, read_reply
 
-CASES = {
-    case["id"]: case["input"]
-    for case in map(json.loads, (Path(__file__).parents[1] / "cases/checker_client.jsonl").read_text().splitlines())
-}
+FOLDER = Path(__file__).parents[1] / "cases"
+
+
+def lines(name):
+    return [json.loads(line) for line in (FOLDER / name).read_text("utf-8").splitlines()]
+
+
+CASES = {case["id"]: case["input"] for case in lines("checker_client.jsonl")}
+REPLIES = [(case["reply"], case["expect"]) for case in lines("judge_replies.jsonl") if "scale" not in case]
+GRADES = [(case["reply"], case["scale"], case["expect"]) for case in lines("judge_replies.jsonl") if "scale" in case]
 EXPECTED = {
     **{
         "C01a": 0,
@@ -185,6 +192,57 @@ def test_anything_but_text_is_no_verdict(reply):
     assert parse_verdict(reply) is None
 
 
+@pytest.mark.parametrize(("reply", "verdict"), REPLIES)
+def test_what_judges_write(reply, verdict):
+    assert parse_verdict(reply) is verdict
+
+
+@pytest.mark.parametrize(("reply", "verdict"), [pair for pair in REPLIES if "think" not in pair[0].lower()])
+def test_reasoning_around_a_reply_changes_nothing(reply, verdict):
+    assert parse_verdict(f'<think>The score: 1? No, score: 0. {{"score": 1}}</think>\n{reply}') is verdict
+    assert parse_verdict(f"Score: 1, or 0?</think>{reply}") is verdict
+    assert parse_verdict(f"<think>{reply}") is None
+
+
+@pytest.mark.parametrize("name", ["C11a", "C11b"])
+def test_grades_of_the_cases(name):
+    assert parse_grade(CASES[name]["content"], CASES[name]["scale"]) == "B"
+
+
+@pytest.mark.parametrize(("reply", "scale", "grade"), GRADES)
+def test_grades(reply, scale, grade):
+    assert parse_grade(reply, scale) == grade
+
+
+@pytest.mark.parametrize("reply", [None, 1, {"grade": "A"}])
+def test_anything_but_text_is_no_grade(reply):
+    assert parse_grade(reply, "A/B") is None and parse_grade("A", "") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "reasoning", "expected"),
+    [
+        ('{"reason": "both\\n searched", "score": 1}', "thinking", (1, "both searched")),
+        ('Well.\n```json\n{"score": 0, "理由": "缺少一次查询"}\n```', None, (0, "缺少一次查询")),
+        ("The second city is missing.\nScore: 0", None, (0, "The second city is missing. Score: 0")),
+        ("<think>long</think>Score: 1", None, (1, "Score: 1")),
+        ("<think>so the score is 1", None, (None, None)),
+        (None, "... so the score is 1", (None, "... so the score is 1")),
+        ("", "Score: 1", (None, "Score: 1")),
+        (None, None, (None, None)),
+        ([{"type": "text", "text": "1"}], {"score": 1}, (None, None)),
+    ],
+)
+def test_a_reply_gives_verdict_and_reason(content, reasoning, expected):
+    """Case C19a: reasoning gives words, never a verdict."""
+    assert read_reply(content, reasoning) == expected
+
+
+def test_a_reason_is_short():
+    assert len(read_reply(json.dumps({"reason": "ab " * 5000, "score": 1}))[1]) <= 500
+    assert len(read_reply("", "ab " * 5000)[1]) <= 500
+
+
 PIECES = st.sampled_from(
     [
         "score",
@@ -231,9 +289,27 @@ def test_never_raises(reply):
         "1",
         '"',
         "_",
+        "不完整",
+        "complete or ",
+        "</think>",
+        "'a': '",
+        "(0 or 1)",
+        "<score>",
+        "[[1]] ",
+        '{"a": {',
+        "score is 1? ",
+        "wait score: 1 ",
+        "score:\n1. a\n",
+        "score: 1. a ",
+        "complete: ",
+        "complete: 1\n",
+        "\n\n",
+        "\\",
     ],
 )
-def test_time_is_bounded(piece):
+def test_work_is_bounded_for_a_megabyte(piece):
+    reply = piece * (1_000_000 // len(piece))
     start = time.process_time()
-    parse_verdict(piece * (300_000 // len(piece)))
-    assert time.process_time() - start < 1.0
+    read_reply(reply, reply)
+    parse_grade(reply, "A/B/C")
+    assert time.process_time() - start < 3.0  # seconds of CPU; quadratic work takes minutes

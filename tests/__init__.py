@@ -1,0 +1,1 @@
+"""Tests; a package, since another distribution installs one of this name, which would hide ours from ``-m``."""
