@@ -14,13 +14,15 @@ trajectories x votes x latency / limit: a client that costs nothing and keeps al
 - ``sequential``: one request after another, ``--sequential`` of them, scaled up to all.
 
 ``rltr, 1 % hung`` asks a server that never answers every hundredth request; its ratio is to ``rltr``. The longest wait
-of a trajectory stands beside its deadline. The last column is the longest time that the event loop was blocked.
+of a trajectory must stay under its deadline (``--deadline-s``, or twice the ideal if that is longer). The last columns
+are the longest time that the event loop was blocked, garbage collections aside, and the longest of these.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -47,13 +49,14 @@ REPLY_FORMAT = {"type": "json_object"}
 
 @dataclass
 class Run:
-    """Figures of one contender: seconds of wall and CPU time, requests, the longest trajectory and loop stall."""
+    """Figures of one contender: seconds of wall and CPU time, requests; longest trajectory, stall, collection."""
 
     seconds: float
     cpu: float
     requests: int
     longest: float = 0.0
     stall_ms: float = 0.0
+    collection_ms: float = 0.0
 
 
 def main() -> None:
@@ -233,21 +236,48 @@ def _objects(fields: dict) -> dict:
     return arrays
 
 
+def _quiet() -> None:
+    """What is loaded is not looked through by the garbage collector again, as in a reward worker."""
+    gc.collect()
+    gc.freeze()
+
+
 async def _timed(tasks: list[Callable[[], Awaitable[float]]], requests: int) -> Run:
+    _quiet()
     stalls: list[float] = []
-    watch = asyncio.create_task(_watch_loop(stalls))
+    pauses: list[float] = []
+    note = _note_collections(pauses)
+    gc.callbacks.append(note)
+    watch = asyncio.create_task(_watch_loop(stalls, pauses))
     start, cpu = time.perf_counter(), time.process_time()
     waits = await asyncio.gather(*(task() for task in tasks))
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     watch.cancel()
-    return Run(seconds, cpu, requests, max(waits), 1000 * max(stalls, default=0.0))
+    gc.callbacks.remove(note)
+    longest = [1000 * max(times, default=0.0) for times in (stalls, pauses)]
+    return Run(seconds, cpu, requests, max(waits), *longest)
 
 
-async def _watch_loop(stalls: list[float], every: float = 0.005) -> None:
+async def _watch_loop(stalls: list[float], pauses: list[float], every: float = 0.005) -> None:
+    """Seconds by which each short sleep overran, without those of the garbage collector."""
     while True:
-        start = time.perf_counter()
+        start, collected = time.perf_counter(), sum(pauses)
         await asyncio.sleep(every)
-        stalls.append(time.perf_counter() - start - every)
+        stalls.append(time.perf_counter() - start - every - (sum(pauses) - collected))
+
+
+def _note_collections(pauses: list[float]) -> Callable[[str, dict], None]:
+    """A callback of the garbage collector that notes how long each collection takes."""
+    begun = 0.0
+
+    def note(phase: str, _: dict) -> None:
+        nonlocal begun
+        if phase == "start":
+            begun = time.perf_counter()
+        else:
+            pauses.append(time.perf_counter() - begun)
+
+    return note
 
 
 def _ideal(args: argparse.Namespace, requests: int | None = None) -> float:
@@ -259,13 +289,22 @@ def report(args: argparse.Namespace, runs: dict[str, Run]) -> None:
     total, ideal = args.trajectories * args.votes, _ideal(args)
     title = f"{args.trajectories} trajectories x {args.votes} votes, latency {args.latency_ms:g} ms, limit {args.limit}"
     table = Table(title=f"{title}: ideal {ideal:.2f} s")
-    for column in ("client", "seconds", "x ideal", "CPU ms a request", "longest trajectory s", "longest stall ms"):
+    for column in (
+        "client",
+        "seconds",
+        "x ideal",
+        "CPU ms a request",
+        "longest trajectory s",
+        "longest stall ms",
+        "collection ms",
+    ):
         table.add_column(column, justify="left" if column == "client" else "right")
     for name, run in runs.items():
         seconds = run.seconds * total / run.requests
         longest = f"{run.longest:.2f}" if run.longest else "-"
+        stalls = f"{run.stall_ms:.0f}", f"{run.collection_ms:.0f}"
         cost = f"{1000 * run.cpu / run.requests:.2f}"
-        table.add_row(name, f"{seconds:.2f}", f"{seconds / ideal:.2f}", cost, longest, f"{run.stall_ms:.0f}")
+        table.add_row(name, f"{seconds:.2f}", f"{seconds / ideal:.2f}", cost, longest, *stalls)
     Console(width=120).print(table)
     lost = 1 - runs["rltr"].seconds / runs["rltr, 1 % hung"].seconds
     Console().print(f"with 1 % of the requests hung: {100 * lost:.1f} % less throughput")

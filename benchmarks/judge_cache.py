@@ -71,6 +71,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
     for number in range(args.rounds):
         place = folder / str(number)
         place.mkdir()
+        _plain(place / "plain.db").close()  # two processes that switch a new file to WAL lock each other out
         for name, work in contenders(place, keys, args.processes).items():
             rounds.setdefault(name, []).append(measure(work, args.processes, len(keys), shared="own" not in name))
         for name in ("own", "same"):
@@ -119,16 +120,18 @@ def measure(work: Callable[[int], Work], processes: int, n_keys: int, shared: bo
     workers = [context.Process(target=_run_one, args=(work, number, ready, results)) for number in range(processes)]
     for process in workers:
         process.start()
-    spans = [results.get() for _ in workers]
     for process in workers:
         process.join()
+    if any(process.exitcode for process in workers):
+        raise SystemExit("a process of the benchmark failed")
+    spans = [results.get() for _ in workers]
     start, end = min(span[0] for span in spans), max(span[1] for span in spans)
     return Round(n_keys * (processes if shared else 1) / (end - start), max(span[2] for span in spans))
 
 
 def _run_one(work: Callable[[int], Work], number: int, ready: Any, results: Any) -> None:
     part = work(number)
-    ready.wait()
+    ready.wait(60)
     start = time.perf_counter()  # one clock for all processes of a machine
     longest = part()
     results.put((start, time.perf_counter(), longest))

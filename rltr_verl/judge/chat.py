@@ -245,9 +245,9 @@ class ChatClient:
     async def _post(self, server: _Server, body: bytes, call: _Call) -> tuple[int, Any, bytes]:
         seconds, kind = self._allowed(call)
         timeout = aiohttp.ClientTimeout(total=seconds, ceil_threshold=math.inf)
-        patience = self._patience.of(call.attempts) if call.attempts <= self._retries else math.inf
+        is_last = call.attempts > self._retries
         try:
-            with _GivingUp(patience if patience < seconds else None):
+            with _GivingUp(lambda: math.inf if is_last else self._patience.of(call.attempts)):
                 async with self._open().post(
                     server.endpoint, data=body, timeout=timeout, allow_redirects=False
                 ) as reply:
@@ -328,34 +328,39 @@ class _Patience:
 
 
 class _GivingUp:
-    """Ends what runs inside after ``seconds`` with ChatFailed (kind ``timeout``).
+    """Ends what runs inside with ChatFailed (kind ``timeout``) once it has lasted as long as ``patience`` says then.
 
-    The time is counted in eight steps, each started when the one before is over, so that a stall of this process uses
-    up one step: a reply that came in meanwhile is read and not given up.
+    The time is counted in steps, each started when the one before is over, so that a stall of this process uses up one
+    step: a reply that came in meanwhile is read and not given up. ``patience`` is asked at every step, since it is not
+    known yet when a run's first requests are sent.
     """
 
-    _STEPS = 8
+    _STEPS, _LONGEST_STEP_S = 8, 0.5
 
-    def __init__(self, seconds: float | None) -> None:
-        self._seconds, self._left = seconds, self._STEPS
+    def __init__(self, patience: Callable[[], float]) -> None:
+        self._patience, self._waited, self._over = patience, 0.0, False
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> None:
-        if self._seconds is not None:
-            self._task = asyncio.current_task()
-            self._step()
+        self._task = asyncio.current_task()
+        self._wait()
 
     def __exit__(self, kind: object, *_: object) -> None:
         if self._timer:
             self._timer.cancel()
-        if kind is asyncio.CancelledError and self._left < 0 and self._was_only_us():
-            raise ChatFailed("timeout", f"no reply within {self._seconds:.3g} s, far longer than usual") from None
+        if kind is asyncio.CancelledError and self._over and self._was_only_us():
+            raise ChatFailed("timeout", f"no reply within {self._waited:.3g} s, far longer than usual") from None
 
-    def _step(self) -> None:
-        self._left -= 1
-        if self._left >= 0:
-            self._timer = asyncio.get_running_loop().call_later((self._seconds or 0) / self._STEPS, self._step)
+    def _wait(self) -> None:
+        step = min(self._patience() / self._STEPS, self._LONGEST_STEP_S)
+        self._timer = asyncio.get_running_loop().call_later(step, self._step, step)
+
+    def _step(self, seconds: float) -> None:
+        self._waited += seconds
+        if self._waited < self._patience() * 0.999:  # eight eighths need not add up to the whole
+            self._wait()
         elif self._task:
+            self._over = True
             self._task.cancel()
 
     def _was_only_us(self) -> bool:

@@ -317,3 +317,13 @@ async def test_a_cancelled_request_leaves_nothing_in_flight():
                 break
             await asyncio.sleep(0.01)
     assert server.active == 0
+
+
+async def test_a_request_sent_before_any_reply_is_given_up_once_the_others_show_how_long_one_takes():
+    """It hangs from the start, when nothing is known of the server yet; its timeout is far away."""
+    async with (
+        FakeServer(lambda number, _: Reply(fault="hang") if number == 0 else "1") as server,
+        asking(server, timeout_s=600) as client,
+    ):
+        replies = await asyncio.wait_for(asyncio.gather(*(complete(client, 600) for _ in range(100))), 60)
+    assert len(replies) == 100 and server.count == 101
