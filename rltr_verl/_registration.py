@@ -11,7 +11,7 @@ from typing import Any
 
 import wrapt
 
-from rltr_verl import cpu
+from rltr_verl import cpu, replacements
 
 AGENT_LOOPS = {"rltr_planner": "rltr_verl.rollout.planner_loop.PlannerLoop"}
 """Agent loops by the name that rows carry in ``agent_name``; verl imports the class when a loop is first built."""
@@ -52,8 +52,9 @@ HOOKS: dict[str, Callable[[Any], None]] = {
 
 
 def register_all() -> None:
-    """Install every hook; where no accelerator is found also the CPU backend. Idempotent per process."""
+    """Install every hook and replacement; without an accelerator also the CPU backend. Idempotent per process."""
     for module, hook in HOOKS.items():
         wrapt.register_post_import_hook(hook, module)
+    replacements.install("everywhere")
     if cpu.wanted():
         cpu.activate()

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rltr_verl.config import RltrSettings, from_omegaconf
 from rltr_verl.errors import ConfigError, DataError, DiskError, ModelError, RltrError
+from rltr_verl.preflight_hosted import check_hosted_judge
 from rltr_verl.rows import read_messages
 
 if TYPE_CHECKING:
@@ -52,8 +53,10 @@ def check(config: DictConfig) -> None:
     checks: list[Callable[[DictConfig, RltrSettings], None]] = [
         check_mode,
         check_engine,
+        check_hosted_judge,
         check_world,
         check_terms,
+        check_judge,
         check_disk,
         check_tool_settings,
     ]
@@ -100,6 +103,15 @@ def check_mode(config: DictConfig, settings: RltrSettings) -> None:
         raise ConfigError(problem, where="rltr.rollout.mode", fix=fix)
 
 
+def check_judge(config: DictConfig, settings: RltrSettings) -> None:
+    """The judge's cache can be used, its budget makes sense, its prompt can be read, and its endpoint answers."""
+    judge = settings.judge
+    if judge.backend == "endpoint" and judge.cache.mode != "replay":
+        from rltr_verl.judge.probe import probe
+
+        probe(judge)
+
+
 def check_engine(config: DictConfig, settings: RltrSettings) -> None:
     """The rollout engine can stop at the marker; SGLang and TensorRT-LLM need their tokenizer for it."""
     rollout = config.actor_rollout_ref.rollout
@@ -131,7 +143,13 @@ def check_terms(config: DictConfig, settings: RltrSettings) -> None:
     """Every reward term can be built and its settings are known."""
     from rltr_verl.scoring import Scorer
 
-    Scorer(settings)
+    checker = None
+    if settings.judge.backend == "hosted":
+        from rltr_verl.judge import build_checker
+        from rltr_verl.judge.endpoint import Hosted
+
+        checker = build_checker(settings.judge, hosted=Hosted("127.0.0.1:1", "judge"))
+    Scorer(settings, checker)
 
 
 def check_disk(config: DictConfig, settings: RltrSettings) -> None:
@@ -168,14 +186,13 @@ def check_model(config: DictConfig, settings: RltrSettings) -> Planner:
     return Planner.build(settings, tokenizer, {str(key): value for key, value in kwargs.items()})
 
 
-def load_tokenizer(path: str) -> Any:
+def load_tokenizer(path: str, where: str = "actor_rollout_ref.model.path") -> Any:
     """Tokenizer of a local folder or a hub name.
 
     Raises :class:`ModelError` when the folder is missing or holds no tokenizer.
     """
     from transformers import AutoTokenizer
 
-    where = "actor_rollout_ref.model.path"
     local = Path(path).expanduser()
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if not local.is_dir() and (looks_local or local.exists()):

@@ -7,6 +7,7 @@ scored.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -15,9 +16,11 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.registry import register
 
-from rltr_verl.config import from_omegaconf
+from rltr_verl.config import RltrSettings, from_omegaconf
 from rltr_verl.dump import TrajectoryDump
 from rltr_verl.errors import DataError, Unscored
+from rltr_verl.judge import Checker, build_checker
+from rltr_verl.rollout import unscored
 from rltr_verl.scoring import ScoredTrajectory, Scorer
 from rltr_verl.trajectory import TRAJECTORY_FIELD, Trajectory
 
@@ -27,7 +30,14 @@ NAME = "rltr"
 
 @register(NAME)
 class RltrRewardManager(RewardManagerBase):
-    """Scores one trajectory a call; see :class:`rltr_verl.scoring.Scorer` for the formula."""
+    """Scores one trajectory a call; see :class:`rltr_verl.scoring.Scorer` for the formula.
+
+    Args:
+        reward_router_address: where verl serves ``reward.reward_model``; the judge, if ``rltr.judge.backend=hosted``.
+
+    Raises:
+        ConfigError: a wrong setting, or the backend ``hosted`` while verl serves no model.
+    """
 
     def __init__(
         self,
@@ -38,8 +48,9 @@ class RltrRewardManager(RewardManagerBase):
         reward_model_tokenizer: Any = None,
     ) -> None:
         super().__init__(config, tokenizer, compute_score)
+        gc.freeze()  # this process has loaded verl; looking through all of it now and then stalls every vote
         settings = from_omegaconf(config)
-        self.scorer = Scorer(settings)
+        self.scorer = Scorer(settings, _hosted_checker(config, settings, reward_router_address))
         self.dump = TrajectoryDump(settings.dump_dir) if settings.dump_dir else None
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
@@ -49,7 +60,8 @@ class RltrRewardManager(RewardManagerBase):
             ``reward_score`` (the total) and ``reward_extra_info``: floats under keys fixed for the run.
 
         Raises:
-            Unscored: no verdict; verl drops the trajectory from its group instead of training on a stand-in.
+            Unscored: no verdict; verl drops the trajectory from its group instead of training on a stand-in. The
+                replay buffer is told the reason first.
             DataError: no trajectory came with the sequence.
         """
         fields = {key: values[-1] for key, values in data.non_tensor_batch.items()}
@@ -60,8 +72,20 @@ class RltrRewardManager(RewardManagerBase):
         if self.dump:
             self.dump.write(_record(fields, row, sent, scored))
         if scored.total is None:
-            raise Unscored(scored.unscored or "no verdict", where=f"row {row.get('index', '?')}")
+            reason = scored.unscored or "no verdict"
+            await unscored.report(str(fields.get("uid")), int(fields.get("session_id", 0)), reason)
+            raise Unscored(reason, where=f"row {row.get('index', '?')}")
         return {"reward_score": scored.total, "reward_extra_info": scored.metrics}
+
+
+def _hosted_checker(config: Any, settings: RltrSettings, address: str | None) -> Checker | None:
+    """The judge that verl serves; None for the other backends, which the scorer builds by itself."""
+    if settings.judge.backend != "hosted":
+        return None
+    from rltr_verl.judge.endpoint import Hosted
+
+    hosted = Hosted(address, config.reward.reward_model.model_path) if address else None
+    return build_checker(settings.judge, hosted=hosted)
 
 
 def _trajectory(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,6 +115,6 @@ def _record(
     fields: Mapping[str, Any], row: Mapping[str, Any], trajectory: dict[str, Any], scored: ScoredTrajectory
 ) -> dict[str, Any]:
     """One line of the dump: where it comes from, the score in parts, and the whole trajectory."""
-    origin = {key: fields.get(key) for key in ("uid", "global_steps", "data_source")}
+    origin = {key: fields.get(key) for key in ("uid", "session_id", "global_steps", "data_source")}
     known = {key: row.get(key) for key in ("index", "split", "kind", "lang", "needs")}
     return {**origin, **known, **scored.record(), "trajectory": trajectory}

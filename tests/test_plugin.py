@@ -40,7 +40,8 @@ def test_everything_is_registered_in_a_process_that_only_imports_verl():
 
 
 def test_our_modules_can_be_the_first_import_of_a_process():
-    for module in ("rltr_verl.reward_manager", "rltr_verl.rollout.planner_loop", "rltr_verl.rollout.sampler"):
+    rollout = [f"rltr_verl.rollout.{name}" for name in ("planner_loop", "sampler", "unscored", "validation")]
+    for module in ("rltr_verl.reward_manager", "rltr_verl.replacements", *rollout):
         done = python(f"import {module}")
         assert done.returncode == 0 and "COULD NOT BE LOADED" not in done.stderr, done.stderr
 
@@ -86,10 +87,11 @@ def test_a_verl_that_moved_a_replaced_function_is_reported_by_name():
     code = (
         "import verl.utils.distributed as d, os\n"
         "del d.initialize_global_process_group\n"
-        "from rltr_verl.cpu.replacements import REPLACEMENTS, apply\n"
+        "from rltr_verl.replacements import REPLACEMENTS, apply\n"
         "from rltr_verl.errors import PluginError\n"
+        "moved = next(item for item in REPLACEMENTS if item.attribute == 'initialize_global_process_group')\n"
         "try:\n"
-        "    apply(REPLACEMENTS[0], d)\n"
+        "    apply(moved, d)\n"
         "except PluginError as error:\n"
         "    print(error)"
     )

@@ -6,6 +6,8 @@ import json
 import numpy as np
 import pytest
 import torch
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from typer.testing import CliRunner
@@ -13,18 +15,20 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.reward import load_reward_manager
 
-from rltr_verl.cli.main import app
+from rltr_verl.cli.main import app as cli
 from rltr_verl.errors import ConfigError, DataError, Unscored
 from rltr_verl.reward_manager import RltrRewardManager
+from rltr_verl.rollout import unscored
 from rltr_verl.trajectory import Trajectory
 
 CALL = '<tool_call>{"name": "search", "arguments": {"query": "arlen"}}</tool_call>'
 NEEDS = json.dumps([{"tool": "search", "arguments": {"query": ["arlen"]}}])
 
 
-def manager(**node):
-    config = OmegaConf.create({"rltr": node, "reward": {"reward_manager": {"source": "register", "name": "rltr"}}})
-    return load_reward_manager(config, tokenizer=None, reward_router_address=None, reward_model_tokenizer=None)
+def manager(address=None, **node):
+    reward = {"reward_manager": {"source": "register", "name": "rltr"}, "reward_model": {"model_path": "served-judge"}}
+    config = OmegaConf.create({"rltr": node, "reward": reward})
+    return load_reward_manager(config, tokenizer=None, reward_router_address=address, reward_model_tokenizer=None)
 
 
 def column(value):
@@ -85,6 +89,59 @@ async def test_a_row_the_checker_cannot_judge_is_unscored():
         await manager().run_single(data([CALL, "<answer>"], needs=None))
 
 
+async def test_the_replay_buffer_hears_of_an_unscored_trajectory_before_verl_does(monkeypatch):
+    heard = []
+
+    async def report(*told):
+        heard.append(told)
+
+    monkeypatch.setattr(unscored, "report", report)
+    subject = manager()
+    await subject.run_single(data([CALL, "<answer>"], session_id=3))
+    await subject.run_single(data(["no marker"], session_id=3))
+    assert not heard
+    with pytest.raises(Unscored):
+        await subject.run_single(data([CALL, "<answer>"], needs=None, session_id=3))
+    ((uid, session, reason),) = heard
+    assert (uid, session) == ("u1", 3) and "has no 'needs'" in reason
+
+
+async def test_a_term_without_a_verdict_leaks_no_number_to_verl():
+    """Another term may have a value; the metrics of the missing one are NaN, which verl would average."""
+    subject = manager(reward={"terms": {"repeat": {}, "completeness": {}}})
+    scored = await subject.run_single(data([CALL, CALL, "<answer>"]))
+    assert (
+        np.isfinite(list(scored["reward_extra_info"].values())).all() and scored["reward_extra_info"]["unscored"] == 0
+    )
+    with pytest.raises(Unscored):
+        await subject.run_single(data([CALL, CALL, "<answer>"], needs=None))
+
+
+HOSTED = {"backend": "hosted", "n_votes": 2, "min_votes": 2, "context_tokens": 8192}
+
+
+async def test_the_judge_that_verl_serves_is_asked_at_its_router():
+    asked = []
+
+    async def vote(request):
+        asked.append((await request.json())["model"])
+        message = {"role": "assistant", "content": '{"reason": "r", "score": 1}'}
+        return web.json_response({"choices": [{"message": message, "finish_reason": "stop"}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", vote)
+    async with TestServer(app) as server:
+        subject = manager(f"{server.host}:{server.port}", judge=HOSTED)
+        result = await subject.run_single(data([CALL, "<answer>"], needs=None))
+        await subject.scorer.close()
+    assert result["reward_score"] == 1.0 and asked == ["served-judge", "served-judge"]
+
+
+def test_a_served_judge_that_is_not_there_is_told_when_the_manager_is_built():
+    with pytest.raises(ConfigError, match="rltr.judge.backend=hosted.*reward.reward_model.enable"):
+        manager(judge=HOSTED)
+
+
 async def test_another_agent_loop_is_named_with_the_fix():
     lost = data([CALL, "<answer>"], tool_extra_fields={}, agent_name="single_turn_agent")
     with pytest.raises(DataError, match='agent loop: single_turn_agent.*Fix: .*agent_name="rltr_planner"'):
@@ -98,7 +155,7 @@ def test_a_wrong_setting_is_told_when_the_manager_is_built():
 
 async def test_every_trajectory_is_dumped_with_its_parts(tmp_path):
     subject = manager(dump_dir=str(tmp_path))
-    await subject.run_single(data([CALL, "<answer>"], global_steps=np.int64(3)))
+    await subject.run_single(data([CALL, "<answer>"], global_steps=np.int64(3), session_id=np.int64(2)))
     await subject.run_single(data(["no marker"]))
     with pytest.raises(Unscored):
         await subject.run_single(data([CALL, "<answer>"], needs=None))
@@ -106,6 +163,7 @@ async def test_every_trajectory_is_dumped_with_its_parts(tmp_path):
     assert '"global_steps": 3,' in file.read_text()
     scored, malformed, unscored = map(json.loads, file.read_text().splitlines())
     assert (scored["uid"], scored["index"], scored["kind"], scored["global_steps"]) == ("u1", 7, "look", 3)
+    assert scored["session_id"] == 2
     assert scored["total"] == 1.0 and scored["terms"]["completeness"]["votes"] == [1.0]
     assert Trajectory.from_dict(scored["trajectory"]).n_calls == 1
     assert malformed["total"] == -1.0 and malformed["format"] == ["no_stop_marker"] and malformed["terms"] == {}
@@ -115,8 +173,8 @@ async def test_every_trajectory_is_dumped_with_its_parts(tmp_path):
 def test_a_dump_is_scored_again(tmp_path):
     asyncio.run(manager(dump_dir=str(tmp_path)).run_single(data([CALL, CALL, "<answer>"])))
     (file,) = tmp_path.iterdir()
-    again = CliRunner().invoke(app, ["score", str(file), "--set", "reward.terms.repeat.lambda=0.3"])
+    again = CliRunner().invoke(cli, ["score", str(file), "--set", "reward.terms.repeat.lambda=0.3"])
     assert json.loads(again.stdout)["total"] == pytest.approx(0.7)
     (tmp_path / "broken.jsonl").write_text('{"trajectory": {"turns": 1}}')
-    broken = CliRunner().invoke(app, ["score", str(tmp_path / "broken.jsonl")])
+    broken = CliRunner().invoke(cli, ["score", str(tmp_path / "broken.jsonl")])
     assert broken.exit_code == 2 and "row 1: field 'trajectory' is not a trajectory of a dump" in broken.stderr

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from rltr_verl._compose import compose_recipe
 
 SYMBOLS = [
+    "transfer_queue:kv_clear",
     "verl:DataProto",
     "verl.checkpoint_engine.base:CheckpointEngineManager",
     "verl.experimental.agent_loop.agent_loop:AgentLoopBase",
@@ -20,12 +21,16 @@ SYMBOLS = [
     "verl.experimental.agent_loop.agent_loop:_agent_loop_registry",
     "verl.experimental.reward_loop.reward_manager.base:RewardManagerBase",
     "verl.experimental.reward_loop.reward_manager.registry:register",
+    "verl.experimental.reward_loop.router.naive_router:run_router",
     "verl.plugin.platform:PlatformRegistry",
     "verl.plugin.platform:set_platform",
     "verl.plugin.platform.platform_base:PlatformBase",
     "verl.trainer.main_ppo:main",
+    "verl.trainer.ppo.core_algos:get_adv_estimator_fn",
+    "verl.trainer.ppo.metric_utils:process_validation_metrics",
     "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer",
     "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync",
+    "verl.trainer.ppo.v1.trainer_base:process_validation_metrics",
     "verl.trainer.sft_trainer:main",
     "verl.utils.config:validate_config",
     "verl.utils.dataset.multiturn_sft_dataset:MultiTurnSFTDataset",
@@ -70,9 +75,14 @@ KEYS = [
     "data.apply_chat_template_kwargs",
     "data.max_prompt_length",
     "data.prompt_key",
+    "data.train_batch_size",
     "data.train_files",
+    "reward.custom_reward_function.path",
     "reward.reward_manager.name",
     "reward.reward_manager.source",
+    "reward.reward_model.enable_resource_pool",
+    "reward.reward_model.model_path",
+    "reward.reward_model.rollout.free_cache_engine",
     "trainer.default_local_dir",
     "trainer.device",
     "trainer.use_v1",
@@ -106,6 +116,25 @@ def test_calls_that_verl_makes_to_us_keep_their_shape():
     assert list(inspect.signature(RewardManagerBase.run_single).parameters) == ["self", "data"]
     assert {"token_ids", "log_probs", "stop_reason", "extra_fields"} <= set(TokenOutput.model_fields)
     assert {"wake_up", "sleep", "abort_all_requests", "resume_generation", "clear_kv_cache"} <= set(dir(RolloutReplica))
+
+
+@pytest.mark.parametrize("name", ["ReplayBuffer", "ReplayBufferAsync"])
+def test_the_replay_buffers_ask_our_overrides_what_they_expect(name):
+    from verl.trainer.ppo.v1 import replay_buffer
+
+    buffer = getattr(replay_buffer, name)
+    overridden = {
+        "sample": ["global_steps", "partition_id", "batch_size"],
+        "_select_prompt_uids": ["partition_id", "sampleable_keys", "batch_size"],
+        "_terminal_eviction_reasons": ["global_steps", "partition_id"],
+        "_evict_terminal_groups": ["global_steps", "partition_id", "eviction_reasons"],
+        "_wait_for_next_poll": ["partition_id", "last_debug_time"],
+    }
+    for method, parameters in overridden.items():
+        assert list(inspect.signature(getattr(buffer, method)).parameters) == ["self", *parameters], method
+    loop = buffer.sample if name == "ReplayBuffer" else buffer.wait_for_sampleable
+    called = {*inspect.unwrap(loop).__code__.co_names, *inspect.unwrap(buffer.sample).__code__.co_names}
+    assert set(overridden) - {"sample"} <= called
 
 
 def test_verl_is_a_version_we_were_run_with():

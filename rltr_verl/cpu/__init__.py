@@ -7,7 +7,7 @@ what                  how verl is told                                          
 ====================  ==============================================================  ================================
 platform ``cpu``      ``PlatformRegistry.register`` and ``set_platform``              :mod:`rltr_verl.cpu.platform`
 engines               ``EngineRegistry.register`` (language and value model)          :mod:`rltr_verl.cpu.engine`
-symbols with no seam  replaced by name, each with its reason                          :mod:`rltr_verl.cpu.replacements`
+symbols with no seam  replaced by name, each with its reason                          :mod:`rltr_verl.replacements`
 ====================  ==============================================================  ================================
 
 Both functions run in every process that imports verl, so they must be cheap: registrations are post-import hooks that
@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
-from types import ModuleType
 
 import wrapt
 
-from rltr_verl.cpu.replacements import REPLACEMENTS, Replacement, apply
+from rltr_verl.cpu import vllm_cpu
+from rltr_verl.replacements import install
 
 #: Remembers the answer of the accelerator check for child processes, as ``<host>=yes`` or ``<host>=no``: the check may
 #: start a vendor's tool, and a process of another host must not believe it.
@@ -61,15 +60,10 @@ def activate() -> None:
     _active = True
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray refuses num_gpus with it, and here that only counts trainer ranks
+    vllm_cpu.install()
     for module, hook in _REGISTRATIONS.items():
         wrapt.register_post_import_hook(hook, module)
-    for replacement in REPLACEMENTS:
-        wrapt.register_post_import_hook(_applying(replacement), replacement.module)
-
-
-def _applying(replacement: Replacement) -> Callable[[ModuleType], None]:
-    """Return a post-import hook that puts ``replacement`` into the module it is given."""
-    return lambda module: apply(replacement, module)
+    install("cpu")
 
 
 def _accelerator_found() -> bool:

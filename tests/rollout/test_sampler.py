@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,10 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from rltr_verl._compose import compose_recipe
 from rltr_verl.rollout.sampler import LONGEST_WAIT, SHORTEST_WAIT, next_wait
 
+SCALES = sorted(path.stem for path in (Path(__file__).parents[2] / "recipes" / "scale").glob("*.yaml"))
 SAMPLER = {"path": "pkg://rltr_verl.rollout.sampler", "name": "build_sampler"}
 
 
@@ -55,8 +58,9 @@ class _Trainer:
         raise AssertionError("nothing to refill here")
 
 
-def _settings(buffer: ReplayBuffer) -> dict[str, Any]:
-    return {key: value for key, value in vars(buffer).items() if key not in ("refill_fn", "poll_interval")}
+def _settings(buffer: ReplayBuffer, known: ReplayBuffer) -> dict[str, Any]:
+    """What of ``buffer`` verl's own one has too."""
+    return {name: vars(buffer)[name] for name in vars(known) if name not in ("refill_fn", "poll_interval")}
 
 
 @pytest.mark.parametrize("mode", ["sync", "separate_async"])
@@ -70,7 +74,13 @@ def test_built_by_verl_it_has_the_settings_of_verls_own(mode: str, changes: dict
     ours = _Trainer(mode, custom=True, **changes)._build_replay_buffer()
     assert isinstance(ours, ReplayBuffer if mode == "sync" else ReplayBufferAsync)
     assert type(ours) is not type(own)
-    assert _settings(ours) == _settings(own)
+    assert _settings(ours, own) == _settings(own, own)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_recipe_uses_it(scale: str) -> None:
+    sampler = compose_recipe("rltr_planner", [f"scale={scale}"]).trainer.v1.sampler
+    assert dict(sampler.custom_sampler) == SAMPLER
 
 
 def test_waits_grow_with_the_time_waited_and_are_bounded() -> None:
