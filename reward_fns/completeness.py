@@ -19,7 +19,8 @@ class Completeness(RewardTerm):
 
     Metrics: ``acc`` is R_comp before the weight (verl's core validation metric), ``votes`` the readable votes,
     ``votes_agree`` the share of them on the majority's side, ``votes_unreadable`` and ``votes_cached`` shares of all
-    votes, ``judge_s`` the longest vote in seconds, ``judge_tokens`` and ``judge_cost`` the sums over the votes.
+    votes, ``judge_s`` the longest vote in seconds, ``judge_tokens`` and ``judge_cost`` the sums over the votes,
+    ``judge_prompt`` the first six hex digits of the prompt's version as a number, so that a change of wording shows.
     """
 
     metric_keys = (
@@ -31,6 +32,7 @@ class Completeness(RewardTerm):
         "judge_s",
         "judge_tokens",
         "judge_cost",
+        "judge_prompt",
     )
 
     def __init__(self, *, checker: Checker) -> None:
@@ -53,4 +55,10 @@ def _vote_metrics(result: Votes) -> dict[str, float]:
         "judge_s": max(vote.latency_s for vote in votes),
         "judge_tokens": float(sum(vote.prompt_tokens + vote.completion_tokens for vote in votes)),
         "judge_cost": sum(vote.cost for vote in votes),
+        "judge_prompt": _prompt_number(result.record.get("prompt")),
     }
+
+
+def _prompt_number(version: str | None) -> float:
+    """``name@1a2b3c...`` -> 0x1a2b3c; 0 where no prompt was used."""
+    return float(int(version.partition("@")[2][:6], 16)) if version else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from rltr_verl.preflight import check, require_room
 from rltr_verl.rollout.template import ChatTemplate
 from rltr_verl.tooling import load_tools, schemas
 from rltr_verl.world import build_world
+from tests.fakes.openai_server import FakeServer
 
 PRINTS_MESSAGES = "{% for m in messages %}{{ m | tojson }}<|im_end|>{% endfor %}"
 
@@ -170,6 +172,30 @@ def test_disk_room_is_asked_of_the_nearest_existing_folder(tmp_path):
     require_room(tmp_path / "a" / "b", "x", need=1)
     with pytest.raises(DiskError, match="GiB are needed.*Fix: free some space"):
         require_room(tmp_path, "x", need=1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rltr.judge.model=n", r"rltr.judge.model: .*'n'.*Fix: "),
+        ("rltr.judge.api_key_env=null", r"HTTP 401.*Fix: "),
+        ("rltr.judge.api_key_env=NOT_SET_ANYWHERE", r"NOT_SET_ANYWHERE is not set.*Fix: "),
+        ("rltr.judge.base_url=http://127.0.0.1:9/v1", r"rltr.judge.base_url: .*127.0.0.1:9.*Fix: "),
+        ("rltr.judge.prompt=/no/such.txt", r"/no/such.txt.*Fix: "),
+        ("rltr.judge.context_tokens=100000", r"rltr.judge.context_tokens: .*Fix: "),
+        ("rltr.judge.cache.dir=/proc/cache", r"/proc/cache.*Fix: "),
+        ("rltr.judge.budget.money=5", r"rltr.judge.budget.*price.*Fix: "),
+        ("rltr.judge.backend=oracle", r"rltr.judge.backend: .*Fix: "),
+    ],
+)
+async def test_a_judge_that_cannot_work_is_told_before_any_rollout(world, monkeypatch, override, message):
+    monkeypatch.setenv("JUDGE_KEY", "k")
+    async with FakeServer("1", key="k", model="m", max_model_len=8192) as server:
+        good = ["judge=endpoint", f"rltr.judge.base_url={server.url}", "rltr.judge.model=m"]
+        good.append("rltr.judge.api_key_env=JUDGE_KEY")
+        await asyncio.to_thread(checked, world, *good)
+        with pytest.raises(RltrError, match=message):
+            await asyncio.to_thread(checked, world, *good, override)
 
 
 def test_it_can_be_switched_off(world):

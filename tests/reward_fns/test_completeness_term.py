@@ -18,14 +18,14 @@ class Given(Checker):
         votes = tuple(value if isinstance(value, Vote) else Vote(value) for value in self.values)
         if all(vote.verdict is None for vote in votes):
             raise Unscored("no votes")
-        return Votes(votes, {"prompt": "p@1"})
+        return Votes(votes, {"prompt": "p@00000f123456"})
 
 
 async def test_mean_over_readable_votes():
     result = await Completeness(checker=Given(1, None, 0, 1)).score(Trajectory("q"), {})
     assert result.value == pytest.approx(2 / 3)
     assert result.metrics["acc"] == pytest.approx(2 / 3) and result.metrics["votes"] == 3.0
-    assert result.record == {"votes": [1, None, 0, 1], "prompt": "p@1"}
+    assert result.record == {"votes": [1, None, 0, 1], "prompt": "p@00000f123456"}
 
 
 async def test_metrics_say_what_the_votes_took():
@@ -47,6 +47,7 @@ async def test_metrics_say_what_the_votes_took():
         "judge_s": 2.0,
         "judge_tokens": 235.0,
         "judge_cost": 0.75,
+        "judge_prompt": 15.0,
     }
 
 
