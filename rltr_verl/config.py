@@ -21,13 +21,33 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class ToolLimits(Settings):
+    """Limits of one tool where they differ from those of all; null: as for all."""
+
+    timeout_s: float | None = Field(None, gt=0, description="Wall time of one call.")
+    retries: int | None = Field(None, ge=0, description="Further attempts after a fault of the surroundings.")
+    concurrency: int | None = Field(None, ge=1, description="Calls at once, over all trajectories of a process.")
+    cache: bool | None = Field(None, description="Whether results are kept; only for a tool that is pure.")
+
+
 class RolloutSettings(Settings):
     """The planner loop."""
 
     max_turns: int = Field(10, ge=1, description="Assistant turns a trajectory may take [ours].")
     max_parallel_calls: int = Field(4, ge=1, description="Calls of one turn that are executed [ours].")
     tool_timeout_s: float = Field(30.0, gt=0, description="Wall time of one tool call [ours].")
+    tool_retries: int = Field(1, ge=0, description="Further attempts after a fault of the surroundings [ours].")
+    tool_concurrency: int = Field(64, ge=1, description="Calls of one tool at once, over all trajectories [ours].")
+    tool_rest_after: int = Field(
+        20, ge=1, description="Faults of the surroundings in a row after which a tool rests [ours]."
+    )
+    tool_rest_s: float = Field(30.0, ge=0, description="How long it rests; calls meanwhile fail at once [ours].")
+    tool_limits: dict[str, ToolLimits] = Field(default_factory=dict, description="Per tool; see ToolLimits.")
     max_observation_tokens: int = Field(512, ge=8, description="An observation is cut to this many tokens [ours].")
+    observation_cut: Literal["middle", "head", "tail"] = Field(
+        "middle", description="What is cut away: the middle, or all behind the head, or all before the tail [ours]."
+    )
+    format: str = Field("hermes", description="How calls are written: hermes, or the name of one of verl's parsers.")
     thinking: bool = Field(False, description="The chat template opens <think> in the generation prompt.")
     mode: Literal["planner", "end_to_end"] = Field(
         "planner", description="Who writes the answer; end_to_end is for `rltr score` only."
@@ -47,6 +67,9 @@ class RewardSettings(Settings):
     )
     format_invalid: float = Field(-1.0, description="Total of a malformed trajectory; no term runs [paper Eq. 3].")
     floor: float | None = Field(-1.0, description="A well-formed trajectory never scores below this [ours].")
+    truncated: Literal["invalid", "unscored"] = Field(
+        "invalid", description="What a trajectory is that ran out of room or turns: malformed, or left out [ours]."
+    )
     require_stop_marker: bool = Field(True, description="A trajectory without the stop marker is malformed [ours].")
 
     @model_validator(mode="after")
