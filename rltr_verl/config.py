@@ -134,7 +134,7 @@ class JudgeSettings(Settings):
     )
     timeout_s: float = Field(60.0, gt=0, description="Deadline of one request [ours].")
     deadline_s: float = Field(300.0, gt=0, description="Deadline of all votes on a trajectory, waits included [ours].")
-    retries: int = Field(3, ge=0, description="Further attempts after a transport fault, 429 or 5xx [ours].")
+    retries: int = Field(3, ge=0, description="Further attempts after a transport fault, 408, 425, 429 or 5xx.")
     verdict_retries: int = Field(1, ge=0, description="Further tries, with another seed, at a readable verdict [ours].")
     concurrency: int = Field(64, ge=1, description="Requests in flight over all processes of a node [ours].")
     rest_s: float = Field(10.0, ge=0, description="How long a URL that failed is left alone while others work [ours].")

@@ -1,7 +1,8 @@
 """One pool of OpenAI-compatible chat servers that serve the same model.
 
 A request goes to the URL with the fewest requests in flight. It is tried again, on another URL where there is one,
-after a transport fault, a timeout, HTTP 429 or 5xx, or a body that is no chat completion; never after another status.
+after a transport fault, a timeout, HTTP 408, 425, 429 or 5xx, or a body that is no chat completion; never after
+another status. A body over 8 MiB is not read to its end.
 Pauses grow and are jittered, or last as long as the server's Retry-After asks. A request that has no reply long after
 its like is given up early and sent once more, so that the few that hang do not hold the slots of the rest.
 """
@@ -29,6 +30,12 @@ Fields = Callable[[str], Mapping[str, Any]]
 _BACKOFF = wait_random_exponential(multiplier=0.5, max=20)
 _KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn (vLLM, SGLang) closes an idle connection: one that just closed fails a request."""
+
+_BODY_BYTES = 2**23
+"""No completion is longer; what has no end would take all memory before the deadline."""
+_PASSING = (408, 425, 429)
+_FINISHED = re.compile(r".*stop.*|eos.*|end.*", re.IGNORECASE)
+_BROKEN_OFF = re.compile(r"abort|error|cancel|timeout|resource", re.IGNORECASE)
 
 _OVERFLOW = re.compile(
     r"context[ _](?:length|size|window)|max_model_len|(?:input|prompt)s?\b.{0,40}\btoo long|too many (?:input )?tokens"
@@ -65,7 +72,8 @@ class ChatFailed(Exception):
 
     Attributes:
         kind: what went wrong last. ``timeout`` is that of one request, ``deadline`` the caller's; ``cut_off`` is a
-            reply that ended at max_tokens; ``body`` is a 200 that holds no completion.
+            reply that the model did not end itself (max_tokens, a filter, a tool call); ``body`` is a 200 that holds
+            no completion, or one that the server broke off.
         url, status, body: the server, its HTTP status and the start of its reply, where there is one.
         sent: the fields that were added for that URL.
         prompt_tokens, completion_tokens: what the server counted all the same.
@@ -83,7 +91,7 @@ class ChatFailed(Exception):
     def may_pass(self) -> bool:
         """Whether trying again can help."""
         if self.kind == "http":
-            return self.status == 429 or (self.status or 0) >= 500
+            return self.status in _PASSING or (self.status or 0) >= 500
         return self.kind in ("transport", "timeout", "body")
 
 
@@ -251,7 +259,7 @@ class ChatClient:
                 async with self._open().post(
                     server.endpoint, data=body, timeout=timeout, allow_redirects=False
                 ) as reply:
-                    return reply.status, reply.headers, await reply.read()
+                    return reply.status, reply.headers, await _body(reply)
         except asyncio.TimeoutError:
             raise ChatFailed(kind, f"no reply within {seconds:.3g} s") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -394,24 +402,46 @@ def _jittered(seconds: float) -> float:
     return seconds * random.uniform(1.0, 1.1) + random.uniform(0.0, 0.05)
 
 
+async def _body(reply: aiohttp.ClientResponse) -> bytes:
+    """The body, if it is of a length that a completion can have."""
+    parts, size = [], 0
+    async for part in reply.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > _BODY_BYTES:
+            raise ChatFailed("body", f"the body is longer than {_BODY_BYTES} bytes", status=reply.status)
+    return b"".join(parts)
+
+
 def _read(status: int, headers: Mapping[str, str], raw: bytes, url: str, latency_s: float) -> ChatReply:
     """The completion in a reply. Raises ChatFailed for every reply that is not a finished one."""
-    text = raw.decode("utf-8", "replace")
+    text = raw.decode("utf-8-sig", "replace")
     if status != 200:
         raise _refusal(status, headers, text)
     try:
-        body = json.loads(text)
+        body = json.loads(text, object_pairs_hook=_unique)
         choice = body["choices"][0]
         message = choice["message"]
-        content, finish = _text(message.get("content")), choice.get("finish_reason")
+        content = "" if message.get("refusal") else _text(message.get("content"))
         reasoning = message.get("reasoning_content") or message.get("reasoning")
+        if body.get("error") or choice.get("error"):
+            raise _no_completion(text)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         raise _no_completion(text) from None
     usage = body.get("usage")
     counted = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-    if finish == "length":
-        raise _cut_off(text, *counted)
-    return ChatReply(content, _text(reasoning) or None, str(finish), *counted, latency_s, url)
+    finish = str(choice.get("finish_reason") or "stop")
+    if not _FINISHED.fullmatch(finish):
+        raise _cut_off(finish, text, *counted)
+    return ChatReply(content, _text(reasoning) or None, finish, *counted, latency_s, url)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys say one thing each."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
 
 
 def _refusal(status: int, headers: Mapping[str, str], text: str) -> ChatFailed:
@@ -428,17 +458,24 @@ def _no_completion(text: str) -> ChatFailed:
     return ChatFailed("context_overflow" if too_long else "body", reason, status=200, body=text[:4000])
 
 
-def _cut_off(text: str, prompt_tokens: int, completion_tokens: int) -> ChatFailed:
-    failure = ChatFailed("cut_off", "the reply was cut off at max_tokens", status=200, body=text[:4000])
+def _cut_off(finish: str, text: str, prompt_tokens: int, completion_tokens: int) -> ChatFailed:
+    reason = "the reply was cut off at max_tokens"
+    if finish not in ("length", "max_tokens"):
+        reason = f"the reply was not finished (finish_reason {shortened(finish)})"
+    kind: Kind = "body" if _BROKEN_OFF.search(finish) else "cut_off"
+    failure = ChatFailed(kind, reason, status=200, body=text[:4000])
     failure.prompt_tokens, failure.completion_tokens = prompt_tokens, completion_tokens
     return failure
 
 
+_TEXT_PARTS = ("text", "output_text")
+
+
 def _text(value: Any) -> str:
-    """Text of a message's field: a string, or a list of parts; anything else holds none."""
+    """Text of a message's field: a string, or a list of parts (those of text count); anything else holds none."""
     if isinstance(value, list):
-        parts = (part.get("text") for part in value if isinstance(part, dict))
-        return "".join(part for part in parts if isinstance(part, str))
+        shown = (part for part in value if isinstance(part, dict) and part.get("type", "text") in _TEXT_PARTS)
+        return "".join(part["text"] for part in shown if isinstance(part.get("text"), str))
     return value if isinstance(value, str) else ""
 
 

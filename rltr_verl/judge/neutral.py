@@ -24,13 +24,13 @@ from rltr_verl.judge.verdict import EQUALS, LABELS, SCALE, WEAK_LABELS
 
 MARK = "·"
 
-_GAP = r"[\"'“”‘’*`_\s]{0,9}"
+_GAP = r"[\"'“”‘’「」『』【】*`_\s]{0,9}"
 _VALUE = (
     r"(?:[-+]?[01](?:\.0+)?(?![\d.]*\d|\s?%)|(?:true|false|yes|no|null|pass|passed|fail|failed)\b"
     r"|[^\n.。!！?？]{0,40}?(?:complete|完[整备備成])|[是否]|[不未]?通[过過]|[\[{(])"
 )
 _NAMES = (
-    r"think(?:ing)?|thought|reasoning|analysis|tool_(?:call|response|result)s?|tools|function_calls?|system|user"
+    r"think(?:ing)?|thought|reasoning|analysis|scratchpad|reflection|tool_(?:call|response|result)s?|tools|function_calls?|system|user"
     rf"|assistant|s|bos|eos|pad|unk|(?:start|end)_of_turn|{LABELS}|{WEAK_LABELS}"
 )
 _STRUCTURE = re.compile(
@@ -43,7 +43,7 @@ _STRUCTURE = re.compile(
 )
 _LABELLED = re.compile(
     rf"(?:(?<![a-z_])(?:{LABELS})|(?:^[*_#>\-\s]{{0,9}}|(?<=[\"'“]))(?:{WEAK_LABELS}))"
-    rf"(?={_GAP}{SCALE}{_GAP}{EQUALS}{_GAP}{_VALUE})",
+    rf"(?={_GAP}\]?{SCALE}{_GAP}{EQUALS}{_GAP}{_VALUE})",
     re.IGNORECASE | re.MULTILINE,
 )
 

@@ -44,11 +44,47 @@ async def test_a_reply_with_what_it_took():
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [(None, ""), (3, ""), ([{"type": "text", "text": "Score: "}, {"type": "text", "text": "1"}, 2], "Score: 1")],
+    [
+        (None, ""),
+        (3, ""),
+        ([{"type": "text", "text": "Score: "}, {"text": "1"}, 2], "Score: 1"),
+        ([{"type": "reasoning", "text": "Score: 1"}, {"type": "output_text", "text": ""}], ""),
+    ],
 )
 async def test_content_that_is_no_text(content, text):
     async with FakeServer(Reply(content, reasoning="so the score is 1")) as server, asking(server) as client:
         assert (await complete(client)).content == text
+
+
+async def test_a_refusal_has_no_content():
+    body = {"choices": [{"message": {"content": "Score: 1", "refusal": "I cannot."}, "finish_reason": "stop"}]}
+    async with FakeServer([body]) as server, asking(server) as client:
+        assert (await complete(client)).content == ""
+
+
+async def test_a_byte_order_mark_is_no_fault():
+    async with FakeServer(Reply(body="\ufeff" + Reply("1").text("m"))) as server, asking(server) as client:
+        assert (await complete(client)).content == "1"
+
+
+@pytest.mark.parametrize("finish", [None, "", "STOP", "eos", "end_turn", "stop_sequence"])
+async def test_how_servers_say_that_a_reply_is_finished(finish):
+    async with FakeServer(Reply("1", finish=finish)) as server, asking(server) as client:
+        assert (await complete(client)).content == "1"
+
+
+@pytest.mark.parametrize("finish", ["length", "max_tokens", "content_filter", "sensitive", "tool_calls", "repetition"])
+async def test_a_reply_that_the_model_did_not_end_is_no_reply(finish):
+    async with FakeServer(Reply("1", finish=finish)) as server, asking(server) as client:
+        assert (await failure(client)).kind == "cut_off"
+    assert server.count == 1
+
+
+async def test_a_body_without_end_is_given_up():
+    endless = Reply(body=" " * 2**25)
+    async with FakeServer(endless) as server, asking(server, retries=0) as client:
+        error = await failure(client)
+    assert (error.kind, str(error)) == ("body", "the body is longer than 8388608 bytes")
 
 
 @pytest.mark.parametrize("usage", [None, {"prompt_tokens": None}, {"prompt_tokens": "3"}, [], 7])
@@ -74,6 +110,15 @@ async def test_usage_that_cannot_be_read_is_0(usage):
         {"choices": [{}]},
         {"choices": [{"message": None}]},
         {"choices": {"0": 1}},
+        {"error": {"message": "overloaded"}, "choices": [{"message": {"content": "1"}, "finish_reason": "stop"}]},
+        {"choices": [{"message": {"content": "1"}, "finish_reason": "stop", "error": {"code": 502}}]},
+        Reply("1", finish="abort"),
+        Reply("1", finish="network_error"),
+        Reply(body='{"choices": [{"message": {"content": "0", "content": "1"}, "finish_reason": "stop"}]}'),
+        Reply(body='data: {"choices": [{"delta": {"content": "1"}}]}\n\ndata: [DONE]\n\n'),
+        Reply(body=" " * (2**23 + 1) + '{"choices": [{"message": {"content": "1"}}]}'),
+        Reply(status=408),
+        Reply(status=425),
         [],
         Reply(body="null"),
         Reply(body=""),
@@ -87,7 +132,7 @@ async def test_passing_faults_are_tried_again(fault):
     assert server.count == 2
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 408, 409, 422, 301])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 422, 301])
 async def test_other_statuses_are_not_tried_again(status):
     async with (
         FakeServer(Reply(status=status, body="no", headers={"Location": "/v1/x"})) as server,

@@ -1,6 +1,7 @@
 """The verdict parser: every reply of the field's cases, and what judges write besides."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def lines(name):
 CASES = {case["id"]: case["input"] for case in lines("checker_client.jsonl")}
 REPLIES = [(case["reply"], case["expect"]) for case in lines("judge_replies.jsonl") if "scale" not in case]
 GRADES = [(case["reply"], case["scale"], case["expect"]) for case in lines("judge_replies.jsonl") if "scale" in case]
+REASONS = re.compile("think|thought|<.?scratchpad>|<.?analysis>|<.?reasoning>|channel", re.IGNORECASE)
 EXPECTED = {
     **{
         "C01a": 0,
@@ -197,7 +199,7 @@ def test_what_judges_write(reply, verdict):
     assert parse_verdict(reply) is verdict
 
 
-@pytest.mark.parametrize(("reply", "verdict"), [pair for pair in REPLIES if "think" not in pair[0].lower()])
+@pytest.mark.parametrize(("reply", "verdict"), [pair for pair in REPLIES if not REASONS.search(pair[0])])
 def test_reasoning_around_a_reply_changes_nothing(reply, verdict):
     assert parse_verdict(f'<think>The score: 1? No, score: 0. {{"score": 1}}</think>\n{reply}') is verdict
     assert parse_verdict(f"Score: 1, or 0?</think>{reply}") is verdict
