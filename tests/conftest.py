@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a script's background job; children would ignore it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TEXT = "search the facts, then answer. <answer> <tool_call> call calc 41 + 7 = 48; 巴黎的人口是多少？"
 TEMPLATE = (

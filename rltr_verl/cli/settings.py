@@ -12,7 +12,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rltr_verl.config import EstimatorNeeds, RltrSettings
+from rltr_verl.config import EstimatorNeeds, RltrSettings, ToolLimits
 
 _INTRO = """\
 # Settings of the node `rltr:`
@@ -44,6 +44,7 @@ def settings() -> None:
 def settings_page() -> str:
     """The page: one section with one table per node, in the order of the classes' fields."""
     sections = [_section(name, model) for name, model in _nodes("rltr", RltrSettings)]
+    sections.append(_section("rltr.rollout.tool_limits.<tool>", ToolLimits))
     return "\n".join([_INTRO, *sections, _section("rltr.estimator.<adv_estimator>", EstimatorNeeds)])
 
 
