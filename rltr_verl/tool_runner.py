@@ -1,7 +1,7 @@
 """Runs the calls of a turn: check, time out, never raise; one typed observation per call.
 
 Only faults that are the policy's own end in a status it is charged for; whatever happens inside a tool does not reach
-the rollout as an exception.
+the rollout as an exception. What cannot be survived stands in :mod:`rltr_verl.tool_workers`.
 """
 
 from __future__ import annotations
@@ -9,95 +9,268 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
-from rltr_verl.errors import BadArguments, ToolFailed
+from rltr_verl.config import RolloutSettings, ToolLimits
+from rltr_verl.errors import BadArguments, ConfigError, ToolFailed
 from rltr_verl.schemas import argument_problem
+from rltr_verl.tool_arguments import coerced
+from rltr_verl.tool_guard import HUNG_LIMIT, Breaker, CallLimits, Gate, ResultCache, ToolStats
+from rltr_verl.tool_state import StateLost
+from rltr_verl.tool_state import Trajectory as ToolTrajectory
+from rltr_verl.tool_workers import LOOP, THREADS, CallTimeout, Job
 from rltr_verl.tooling import Tool
 from rltr_verl.trajectory import Observation, Status, ToolCall
 
 logger = logging.getLogger(__name__)
 
+_PAUSE_S = 0.1
+_CUT = " ...[cut]... "
+Outcome = tuple[Status, str]
+
 
 class ToolRunner:
-    """Executes tool calls concurrently under one timeout.
+    """Executes tool calls concurrently, each within its tool's limits.
 
     Args:
         tools: ``{name: Tool}`` as :func:`rltr_verl.tooling.load_tools` gives them.
-        timeout_s: wall seconds for one call; a synchronous tool that hangs keeps its thread until it returns.
+        timeout_s: wall seconds of one call once it has a free slot; a synchronous tool that hangs keeps its thread.
         max_parallel_calls: calls of one turn that run; the others get an observation that says so.
+        limits: per tool, where they differ from ``timeout_s`` and the defaults of :class:`CallLimits`.
+        max_output_chars: longer results are cut in the middle before anything else is done with them.
     """
 
-    def __init__(self, tools: Mapping[str, Tool], *, timeout_s: float = 30.0, max_parallel_calls: int = 4) -> None:
-        self._tools = tools
+    def __init__(
+        self,
+        tools: Mapping[str, Tool],
+        *,
+        timeout_s: float = 30.0,
+        max_parallel_calls: int = 4,
+        limits: Mapping[str, CallLimits] | None = None,
+        max_output_chars: int = 65_536,
+    ) -> None:
         self._timeout_s = timeout_s
         self._limit = max_parallel_calls
-        self._threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rltr-tool")
+        own = limits or {}
+        self._lanes = {
+            name: Lane(item, own.get(name) or _default_limits(item, timeout_s), max_output_chars)
+            for name, item in tools.items()
+        }
 
-    async def run(self, calls: Sequence[ToolCall], allowed: Iterable[str] | None = None) -> tuple[Observation, ...]:
-        """Observations in the order of ``calls``. ``allowed`` restricts the tools of this trajectory."""
-        names = set(self._tools) if allowed is None else set(allowed) & set(self._tools)
-        running = [self._one(call, names) for call in calls[: self._limit]]
+    @classmethod
+    def from_settings(cls, tools: Mapping[str, Tool], settings: RolloutSettings) -> ToolRunner:
+        """The runner that ``rltr.rollout`` describes.
+
+        Raises ConfigError for limits of a tool that is not there, or a cache for one that is not pure.
+        """
+        unknown = sorted(set(settings.tool_limits) - set(tools))
+        if unknown:
+            where, fix = "rltr.rollout.tool_limits", f"name tools out of {', '.join(tools) or 'none'}."
+            raise ConfigError(f"limits for '{unknown[0]}', which is no tool of this recipe", where=where, fix=fix)
+        return cls(
+            tools,
+            timeout_s=settings.tool_timeout_s,
+            max_parallel_calls=settings.max_parallel_calls,
+            limits={name: call_limits(item, settings) for name, item in tools.items()},
+            max_output_chars=32 * settings.max_observation_tokens,
+        )
+
+    @asynccontextmanager
+    async def trajectory(self, row: Mapping[str, Any] | None = None) -> AsyncIterator[ToolTrajectory]:
+        """Where a trajectory's objects live; all are closed at the end, whatever ends it."""
+        async with ToolTrajectory(row, self._timeout_s) as opened:
+            yield opened
+
+    async def run(
+        self,
+        calls: Sequence[ToolCall],
+        allowed: Iterable[str] | None = None,
+        trajectory: ToolTrajectory | None = None,
+    ) -> tuple[Observation, ...]:
+        """Observations in the order of ``calls``.
+
+        Args:
+            calls: of one turn; they run at the same time.
+            allowed: restricts the tools of this trajectory.
+            trajectory: see :meth:`trajectory`; without one, tools with state live for these calls only.
+        """
+        if trajectory is None:
+            async with self.trajectory() as opened:
+                return await self.run(calls, allowed, opened)
+        names = set(self._lanes) if allowed is None else set(allowed) & set(self._lanes)
+        running = [self._one(call, names, trajectory) for call in calls[: self._limit]]
         done = list(await asyncio.gather(*running))
         refused = f"Not executed: at most {self._limit} calls a turn are run. Call again in your next turn."
         done += [Observation(refused, Status.NOT_EXECUTED, call.name) for call in calls[self._limit :]]
         return tuple(done)
 
-    async def _one(self, call: ToolCall, names: set[str]) -> Observation:
-        refusal = self._refusal(call, names)
-        if refusal is not None:
-            return refusal
-        start = time.perf_counter()
-        status, text = await self._execute(self._tools[call.name or ""], call.arguments or {})
-        return Observation(text, status, call.name, time.perf_counter() - start)
+    def stats(self) -> dict[str, dict[str, float]]:
+        """``{tool: figures}`` since the process started; see :class:`ToolStats`."""
+        return {name: lane.stats.as_dict() for name, lane in self._lanes.items()}
 
-    def _refusal(self, call: ToolCall, names: set[str]) -> Observation | None:
-        """An observation that tells the policy what is wrong with its call, or None if it can run."""
+    async def _one(self, call: ToolCall, names: set[str], trajectory: ToolTrajectory) -> Observation:
         if call.arguments is None:
             return Observation(f"Error: the call could not be read ({call.error}).", Status.UNREADABLE, call.name)
         if call.name not in names:
             text = f"Error: unknown tool '{call.name}'. Tools: {', '.join(sorted(names)) or 'none'}."
             return Observation(text, Status.UNKNOWN_TOOL, call.name)
-        problem = argument_problem(self._tools[call.name].parameters, call.arguments)
+        lane, start = self._lanes[call.name], time.perf_counter()
+        status, text = await lane.run(call.arguments, trajectory)
+        seconds = time.perf_counter() - start
+        lane.stats.add(status, seconds)
+        return Observation(text, status, call.name, seconds)
+
+
+class Lane:
+    """All calls of one tool in this process."""
+
+    def __init__(self, tool: Tool, limits: CallLimits, max_output_chars: int = 65_536) -> None:
+        self.tool, self.limits, self.stats = tool, limits, ToolStats()
+        self._max_chars = max_output_chars
+        self._gate = Gate(limits.concurrency)
+        self._breaker = Breaker(tool.name, limits.rest_after, limits.rest_s)
+        self._cache = ResultCache() if limits.cache else None
+        self._hung: list[Job] = []
+        self._seen: set[type[Exception]] = set()
+
+    async def run(self, given: Mapping[str, Any], trajectory: ToolTrajectory) -> Outcome:
+        """Status and text of one call; never raises for anything that the policy or the tool does."""
+        arguments = coerced(self.tool.parameters, given)
+        problem = argument_problem(self.tool.parameters, arguments)
         if problem:
-            return Observation(f"Error: bad arguments for '{call.name}': {problem}.", Status.BAD_ARGUMENTS, call.name)
-        return None
+            return Status.BAD_ARGUMENTS, f"Error: bad arguments for '{self.tool.name}': {problem}."
+        kept = self._cache.get(arguments) if self._cache else None
+        if kept is not None:
+            self.stats.cached += 1
+            return Status.OK, kept
+        async with self._gate:
+            status, text = await self._attempts(arguments, trajectory)
+        if self._cache and status is Status.OK:
+            self._cache.put(arguments, text)
+        return status, text
 
-    async def _execute(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[Status, str]:
+    async def _attempts(self, arguments: dict[str, Any], trajectory: ToolTrajectory) -> Outcome:
+        """Try until something other than ``infrastructure`` comes, the attempts are used up or the tool rests."""
+        attempt = 0
+        while not self._breaker.resting:
+            status, text = await self._attempt(arguments, trajectory)
+            self.stats.rests += self._breaker.note(status)
+            if status is not Status.INFRASTRUCTURE or attempt == self.limits.retries:
+                return status, text
+            attempt += 1
+            self.stats.retried += 1
+            await asyncio.sleep(_PAUSE_S * 2**attempt * random.random())
+        return Status.INFRASTRUCTURE, f"Error: '{self.tool.name}' does not work at the moment. Try again later."
+
+    async def _attempt(self, arguments: dict[str, Any], trajectory: ToolTrajectory) -> Outcome:
+        name, timeout_s = self.tool.name, self.limits.timeout_s
         try:
-            result = await asyncio.wait_for(self._start(tool, arguments), self._timeout_s)
+            return Status.OK, await self._call(arguments, trajectory)
         except BadArguments as error:
-            return Status.BAD_ARGUMENTS, f"Error: {error}"
+            return Status.BAD_ARGUMENTS, f"Error: {self._text(error)}"
         except ToolFailed as error:
-            return Status.TOOL_FAILED, f"Error: {error}"
-        except asyncio.TimeoutError:
-            return Status.TIMEOUT, f"Error: '{tool.name}' did not answer within {self._timeout_s:g} s."
-        except (Exception, SystemExit) as error:  # a user's tool may raise anything; the rollout goes on
-            logger.warning("tool '%s' raised %s: %s", tool.name, type(error).__name__, error, exc_info=True)
-            return Status.INFRASTRUCTURE, f"Error: '{tool.name}' failed ({type(error).__name__})."
-        return Status.OK, as_text(result)
+            return Status.TOOL_FAILED, f"Error: {self._text(error)}"
+        except CallTimeout:
+            return Status.TIMEOUT, f"Error: '{name}' did not answer within {timeout_s:g} s."
+        except StateLost as error:
+            return Status.INFRASTRUCTURE, f"Error: {error}."
+        except Exception as error:  # a user's tool may raise anything; the rollout goes on
+            self._log(error)
+            return Status.INFRASTRUCTURE, f"Error: '{name}' failed ({type(error).__name__})."
 
-    def _start(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
-        if tool.is_async:
-            return tool.call(**arguments)
-        call = functools.partial(_shield_exit, functools.partial(tool.call, **arguments))
-        return asyncio.get_running_loop().run_in_executor(self._threads, call)
+    def _log(self, error: Exception) -> None:
+        """Warn of a crash; with the traceback where it is the first of its kind."""
+        kind, known = type(error).__name__, type(error) in self._seen
+        self._seen.add(type(error))
+        logger.warning("tool '%s' raised %s: %.500s", self.tool.name, kind, error, exc_info=not known)
+
+    async def _call(self, arguments: dict[str, Any], trajectory: ToolTrajectory) -> str:
+        if self.tool.state is None:
+            return await self._within(functools.partial(self.tool.call, **arguments))
+        held = trajectory.object_of(self.tool.state)
+        async with held.use(trajectory.row, self.limits.timeout_s) as value:
+            try:
+                return await self._within(functools.partial(self.tool.call, value, **arguments))
+            except CallTimeout:
+                held.lost = not self.tool.is_async
+                raise
+
+    async def _within(self, call: functools.partial[Any]) -> str:
+        """The text of ``call()`` if it comes in time."""
+        self._hung = [job for job in self._hung if not job.ended]
+        if len(self._hung) >= HUNG_LIMIT:
+            raise RuntimeError(f"{len(self._hung)} calls of '{self.tool.name}' have never ended")
+        job = LOOP.submit(self._awaiting(call)) if self.tool.is_async else THREADS.submit(self._calling(call))
+        try:
+            return await job.result(self.limits.timeout_s)
+        except CallTimeout:
+            if self.tool.is_async:
+                LOOP.check(self.tool.name)
+            raise
+        finally:
+            if job.given_up and not self.tool.is_async:
+                self._hung.append(job)
+
+    def _calling(self, call: functools.partial[Any]) -> Any:
+        return lambda: self._text(call())
+
+    def _awaiting(self, call: functools.partial[Any]) -> Any:
+        async def awaiting() -> str:
+            return self._text(await call())
+
+        return awaiting
+
+    def _text(self, result: Any) -> str:
+        return as_text(result, self._max_chars)
 
 
-def _shield_exit(call: Any) -> Any:
-    """A SystemExit may not cross a future: the event loop would end with it."""
-    try:
-        return call()
-    except SystemExit as error:
-        raise RuntimeError(f"the tool called sys.exit({error.code})") from error
+def _default_limits(tool: Tool, timeout_s: float) -> CallLimits:
+    return CallLimits(timeout_s, retries=0 if tool.state else CallLimits.retries, cache=tool.pure)
 
 
-def as_text(result: Any) -> str:
-    """A tool's return value as text that any UTF-8 file can hold; bytes are decoded, undecodable ones replaced."""
-    if isinstance(result, bytes):
-        return result.decode("utf-8", "replace")
-    text = result if isinstance(result, str) else str(result)
-    return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+def call_limits(tool: Tool, settings: RolloutSettings) -> CallLimits:
+    """The limits of ``tool``: those of all tools, and over them its own of ``rltr.rollout.tool_limits``.
+
+    A tool with state is not retried unless it has ``retries`` of its own: the call may have changed the state.
+    """
+    own = settings.tool_limits.get(tool.name, ToolLimits())
+    if own.cache and not tool.pure:
+        where, fix = f"rltr.rollout.tool_limits.{tool.name}.cache", "mark it @tool(pure=True), or drop the setting."
+        raise ConfigError(f"tool '{tool.name}' is not pure, so its results cannot be kept", where=where, fix=fix)
+    shared = CallLimits(
+        timeout_s=settings.tool_timeout_s,
+        retries=0 if tool.state else settings.tool_retries,
+        concurrency=settings.tool_concurrency,
+        rest_after=settings.tool_rest_after,
+        rest_s=settings.tool_rest_s,
+        cache=tool.pure,
+    )
+    return replace(shared, **own.model_dump(exclude_none=True))
+
+
+def as_text(result: Any, limit: int | None = None) -> str:
+    """A tool's return value as text that any UTF-8 file can hold, its middle cut beyond ``limit`` characters.
+
+    Bytes are decoded, undecodable ones replaced. The cut comes first: it costs nothing on a result of any size.
+    """
+    if isinstance(result, bytes | bytearray | memoryview):
+        return _cut(_bytes_cut(bytes(result), limit).decode("utf-8", "replace"), limit)
+    text = _cut(result if isinstance(result, str) else str(result), limit)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _cut(text: str, limit: int | None) -> str:
+    if limit is None or len(text) <= limit:
+        return text
+    return text[: limit // 2] + _CUT + text[len(text) - limit // 2 :]
+
+
+def _bytes_cut(data: bytes, limit: int | None) -> bytes:
+    """Head and tail that hold more than ``limit`` characters, whatever they are encoded in."""
+    most = None if limit is None else 4 * limit
+    return data if most is None or len(data) <= 2 * most else data[:most] + data[len(data) - most :]

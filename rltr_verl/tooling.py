@@ -5,6 +5,15 @@ own file or importable module. Ordinary parameters are what the model fills in; 
 are settings, bound once from ``rltr.tool_settings.<name>``. The function may be ``async``. It returns text, and raises
 :class:`rltr_verl.errors.BadArguments` or :class:`rltr_verl.errors.ToolFailed` where it cannot. A function given by
 ``@tool(check=...)`` tells before training starts whether the settings work.
+
+A tool with state is a class under :func:`tool`: each of its methods under :func:`tool` is a tool, and all of them work
+on one object per trajectory. Keyword-only parameters of ``__init__`` are settings, ``rltr.tool_settings.<class name>``.
+The object is made at the trajectory's first call; ``open(row)``, if there, is called next with the row's
+``extra_info``, and ``close()``, if there, when the trajectory ends, however it ends. Each may be ``async``.
+
+A module may also define ``provide_tools(*, ...) -> Sequence[Tool]``, for tools that are known only at run time; its
+keyword-only parameters are settings, ``rltr.tool_settings.<module name>``. verl's own tools are taken as they are: a
+YAML file of ``BaseTool`` entries, and Python files with ``@function_tool``.
 """
 
 from __future__ import annotations
@@ -13,71 +22,62 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import json
 import re
 import sys
-import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar, overload
 
-from pydantic import TypeAdapter
-
 from rltr_verl._binding import bind_settings
-from rltr_verl.errors import ConfigError, RltrError, ToolDefinitionError
+from rltr_verl.errors import ConfigError, RltrError
+from rltr_verl.tool_schema import describe, own_parameters, place, settings_of, undefined
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__rltr_tool__"
-_CHECK = "__rltr_check__"
 _SHIPPED = "rltr_verl.tools"
+_PROVIDER = "provide_tools"
 
 
-@overload
-def tool(function: F) -> F: ...
+@dataclass(frozen=True)
+class _Mark:
+    """What the decorator was told."""
+
+    check: Callable[..., Any] | None
+    pure: bool
 
 
-@overload
-def tool(*, check: Callable[..., Any]) -> Callable[[F], F]: ...
+@dataclass(frozen=True, eq=False)
+class State:
+    """The object behind tools with state, one a trajectory; tools that hold the same ``State`` share it.
 
-
-def tool(function: F | None = None, *, check: Callable[..., Any] | None = None) -> F | Callable[[F], F]:
-    """Mark ``function`` as a tool. It stays callable as it is; its name is the tool's name.
-
-    Args:
-        function: the tool.
-        check: called before training starts with those of the tool's settings that it names; raises where the tool
-            could not work with them, for example because a file is missing.
-
-    Raises :class:`ToolDefinitionError`, naming file and line, when the docstring or a parameter's type is missing, or
-    ``check`` takes something that is no setting of the tool.
+    ``make()`` gives the object, ``open(object, row)`` prepares it, ``close(object)`` ends it; each may be async.
     """
-    if function is None:
-        return functools.partial(_mark, check=check)
-    return _mark(function, check)
 
-
-def _mark(function: F, check: Callable[..., Any] | None) -> F:
-    describe(function)
-    if check is not None:
-        others = set(inspect.signature(check).parameters) - set(_settings(function))
-        if others:
-            fix = "let it take keyword-only parameters of the tool."
-            raise _undefined(function, f"has a check of '{min(others)}', which is no setting of it", fix)
-    setattr(function, _MARK, True)
-    setattr(function, _CHECK, check)
-    return function
+    name: str
+    make: Callable[[], Any]
+    open: Callable[[Any, Mapping[str, Any]], Any] | None = None
+    close: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool ready to be called: ``schema`` in OpenAI's form, ``call`` and ``check`` with the settings bound."""
+    """A tool ready to be called: ``schema`` in OpenAI's form, ``call`` and ``check`` with the settings bound.
+
+    ``call(**arguments)``; with a ``state``, ``call(object, **arguments)``. ``pure``: equal arguments give equal
+    results, so that they may be kept. ``where`` is the file and line of its definition.
+    """
 
     name: str
     schema: dict[str, Any]
     call: Callable[..., Any]
     is_async: bool = False
     check: Callable[[], Any] | None = None
+    pure: bool = False
+    state: State | None = None
+    where: str = ""
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -85,53 +85,92 @@ class Tool:
         return self.schema["function"]["parameters"]
 
 
-def describe(function: Callable[..., Any]) -> dict[str, Any]:
-    """OpenAI function schema of a tool: description from the docstring, arguments from the signature.
+@overload
+def tool(target: F) -> F: ...
 
-    An ``Args:`` section of the docstring describes the arguments. Keyword-only parameters do not appear.
+
+@overload
+def tool(*, check: Callable[..., Any] | None = None, pure: bool = False) -> Callable[[F], F]: ...
+
+
+def tool(
+    target: F | None = None, *, check: Callable[..., Any] | None = None, pure: bool = False
+) -> F | Callable[[F], F]:
+    """Mark a function, a class or a method of such a class as a tool; it stays usable as it is.
+
+    The name of the function or method is the tool's name.
+
+    Args:
+        target: the tool.
+        check: called before training starts with those of the tool's settings that it names; raises where the tool
+            could not work with them, for example because a file is missing.
+        pure: equal arguments always give equal results; the runner then keeps them.
+
+    Raises :class:`ToolDefinitionError`, naming file and line, when the docstring or a parameter's type is missing,
+    ``check`` takes something that is no setting of the tool, or a class has no method under ``@tool``.
     """
-    text = inspect.getdoc(function)
-    if not text:
-        raise _undefined(function, "has no docstring", "write one: it is what the model reads to choose the tool.")
-    summary, arguments = _split_docstring(text)
-    hints = typing.get_type_hints(function)
-    properties, required = {}, []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise _undefined(function, f"takes *{parameter.name}", "name each argument, the model has to fill it in.")
-        if parameter.name not in hints:
-            raise _undefined(function, f"has no type for '{parameter.name}'", "annotate it, for example with str.")
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            continue
-        properties[parameter.name] = _property(parameter, hints[parameter.name], arguments.get(parameter.name))
-        if parameter.default is parameter.empty:
-            required.append(parameter.name)
-    parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-    name = function.__name__
-    return {"type": "function", "function": {"name": name, "description": summary, "parameters": parameters}}
+    if target is None:
+        return functools.partial(_mark, mark=_Mark(check, pure))
+    return _mark(target, _Mark(check, pure))
+
+
+def _mark(target: F, mark: _Mark) -> F:
+    if inspect.isclass(target):
+        _check_class(target, mark)
+    else:
+        _check_function(target, mark)
+    if mark.check is not None:
+        others = set(inspect.signature(mark.check).parameters) - set(_settings(target))
+        if others:
+            fix = "let it take keyword-only parameters of the tool."
+            raise undefined(target, f"has a check of '{min(others)}', which is no setting of it", fix)
+    setattr(target, _MARK, mark)
+    return target
+
+
+def _check_function(function: Callable[..., Any], mark: _Mark) -> None:
+    describe(function)
+    if len(own_parameters(function)) == len(inspect.signature(function).parameters):
+        return
+    if settings_of(function):
+        raise undefined(function, "is a method with settings", "let __init__ take the keyword-only parameters.")
+    if mark.pure or mark.check:
+        raise undefined(function, "is a method, so it is not pure and has no check of its own", "drop pure and check.")
+
+
+def _check_class(cls: type, mark: _Mark) -> None:
+    if not _methods(cls):
+        raise undefined(cls, "is a class without a method under @tool", "put @tool above each method the model calls.")
+    if mark.pure:
+        raise undefined(cls, "is a class, so it is not pure", "drop pure, or write a function.")
+    given = [item.name for item in _init_parameters(cls) if item.kind is not item.KEYWORD_ONLY]
+    if given:
+        fix = "make it keyword-only (behind *), so that it is a setting."
+        raise undefined(cls, f"has an __init__ that takes '{given[0]}'", fix)
 
 
 def load_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Tool]:
     """Load the tools a recipe lists, in the recipe's order (the order the model sees them in).
 
     Args:
-        names: ``search`` (shipped), ``path/to/file.py`` (every tool in it) or ``package.module`` (every tool in it).
-        settings: ``{tool name: {keyword-only parameter: value}}``.
+        names: ``search`` (shipped), ``path/to/file.py`` or ``package.module`` (every tool in it), or
+            ``path/to/tools.yaml`` (verl's ``BaseTool`` entries).
+        settings: ``{name of a tool, class or providing module: {keyword-only parameter: value}}``.
 
     Raises:
         ConfigError: unknown tool, two tools of one name, settings for a tool or parameter that does not exist.
     """
-    settings = settings or {}
+    settings = {name: value or {} for name, value in (settings or {}).items()}
     tools: dict[str, Tool] = {}
+    known: dict[str, None] = {}
     for source in names:
-        for function in _functions(source):
-            name = function.__name__
-            if name in tools:
-                raise ConfigError(f"two tools are called '{name}'", where="rltr.tools", fix="rename one of them.")
-            tools[name] = _bind(function, settings.get(name) or {})
-    unknown = sorted(set(settings) - set(tools))
+        for owner, found in _load_source(source, settings):
+            known[owner] = None
+            for item in found:
+                _add(tools, item)
+    unknown = sorted(set(settings) - set(known))
     if unknown:
-        fix = f"list it under rltr.tools or remove its settings; tools here: {', '.join(tools) or 'none'}."
+        fix = f"list it under rltr.tools or remove its settings; tools here: {', '.join(known) or 'none'}."
         raise ConfigError(
             f"settings for '{unknown[0]}', which is no tool of this recipe", where="rltr.tool_settings", fix=fix
         )
@@ -143,7 +182,8 @@ def check_tools(tools: Mapping[str, Tool]) -> None:
 
     Raises ConfigError naming the tool's settings for the first that could not work.
     """
-    for name, item in tools.items():
+    for item in tools.values():
+        name = item.state.name if item.state else item.name
         try:
             if item.check is not None:
                 item.check()
@@ -170,31 +210,11 @@ def shipped_tools() -> list[str]:
     return sorted(path.stem for path in files if not path.stem.startswith("_"))
 
 
-def _functions(source: str) -> Iterable[Callable[..., Any]]:
-    module = _module(source)
-    found = [
-        value for value in vars(module).values() if getattr(value, _MARK, False) and value.__module__ == module.__name__
-    ]
-    if not found:
-        raise ConfigError(f"'{source}' defines no tool", where="rltr.tools", fix="put @tool above a function in it.")
-    return sorted(found, key=lambda function: function.__code__.co_firstlineno)
+def load_file(path: str, where: str) -> ModuleType:
+    """Import a user's file as a module of its own; the same file is imported once per process.
 
-
-def _module(source: str) -> Any:
-    if source.endswith(".py"):
-        return load_file(source, "rltr.tools")
-    name = source if "." in source else f"{_SHIPPED}.{source}"
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
-            raise
-        fix = f"use one of {', '.join(shipped_tools())}, a path ending in .py, or an importable module."
-        raise ConfigError(f"unknown tool '{source}'", where="rltr.tools", fix=fix) from None
-
-
-def load_file(path: str, where: str) -> Any:
-    """Import a user's file as a module of its own; the same file is imported once per process."""
+    Raises ConfigError when there is no such file or it cannot be imported, naming its line.
+    """
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise ConfigError(f"no file '{path}'", where=where, fix=f"check the path; it was looked up as {file}.")
@@ -207,51 +227,174 @@ def load_file(path: str, where: str) -> Any:
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
-        except BaseException:
+        except BaseException as error:
             del sys.modules[name]
-            raise
+            if isinstance(error, RltrError) or not isinstance(error, Exception):
+                raise
+            problem = f"the file cannot be imported ({type(error).__name__}: {error})"
+            raise ConfigError(problem, where=_line_of(error, file), fix="correct it; python FILE shows it.") from error
     return sys.modules[name]
+
+
+def _line_of(error: Exception, file: Path) -> str:
+    """``file:line`` where importing ``file`` failed."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    return f"{file}:{lines[-1]}" if lines else str(file)
+
+
+def _add(tools: dict[str, Tool], item: Tool) -> None:
+    if item.name in tools:
+        first, second = tools[item.name].where, item.where
+        both = f" ({first} and {second})" if first and second else ""
+        raise ConfigError(f"two tools are called '{item.name}'{both}", where="rltr.tools", fix="rename one of them.")
+    tools[item.name] = item
+
+
+Found = Iterator[tuple[str, Sequence[Tool]]]
+"""Pairs of whose settings they take and the tools."""
+
+
+def _load_source(source: str, settings: Mapping[str, Mapping[str, Any]]) -> Found:
+    if source.endswith((".yaml", ".yml")):
+        from rltr_verl.rollout.verl_tools import yaml_tools
+
+        yield source, yaml_tools(source)
+        return
+    module = _module(source)
+    empty = True
+    for name, found in _from_module(module, settings):
+        empty = False
+        yield name, found
+    if empty:
+        raise ConfigError(f"'{source}' defines no tool", where="rltr.tools", fix="put @tool above a function in it.")
+
+
+def _from_module(module: ModuleType, settings: Mapping[str, Mapping[str, Any]]) -> Found:
+    for target in _marked(module):
+        name = target.__name__
+        yield (
+            name,
+            _bind_class(target, settings.get(name, {}))
+            if inspect.isclass(target)
+            else [_bind(target, settings.get(name, {}))],
+        )
+    provider = getattr(module, _PROVIDER, None)
+    if callable(provider) and provider.__module__ == module.__name__:
+        stem = _stem(module)
+        values = bind_settings(provider, settings.get(stem, {}), f"rltr.tool_settings.{stem}")
+        yield stem, provider(**values)
+    if "verl.tools.function_tool" in sys.modules:  # else nothing can have been registered with it
+        from rltr_verl.rollout.verl_tools import function_tools
+
+        for item in function_tools(module.__name__):
+            yield item.name, [item]
+
+
+def _stem(module: ModuleType) -> str:
+    return Path(module.__file__ or module.__name__).stem
+
+
+def _marked(module: ModuleType) -> Iterable[Callable[..., Any]]:
+    """The module's own functions and classes under ``@tool``, as they stand in its file."""
+    own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    for value in own:
+        if inspect.isclass(value) and _MARK not in vars(value) and any(_MARK in vars(m) for m in _methods(value)):
+            raise undefined(
+                value, "has methods under @tool and is not under @tool itself", "put @tool above the class."
+            )
+    found = [value for value in own if isinstance(getattr(value, "__dict__", {}).get(_MARK), _Mark)]
+    return sorted(found, key=_line)
+
+
+def _line(target: Callable[..., Any]) -> int:
+    line = place(target).rpartition(":")[2]
+    return int(line) if line.isdigit() else 0
+
+
+def _module(source: str) -> ModuleType:
+    if source.endswith(".py"):
+        return load_file(source, "rltr.tools")
+    name = source if "." in source else f"{_SHIPPED}.{source}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise
+        fix = f"use one of {', '.join(shipped_tools())}, a path ending in .py, or an importable module."
+        raise ConfigError(f"unknown tool '{source}'", where="rltr.tools", fix=fix) from None
 
 
 def _bind(function: Callable[..., Any], settings: Mapping[str, Any]) -> Tool:
     """Check the settings against the keyword-only parameters and bind them."""
     where = f"rltr.tool_settings.{function.__name__}"
-    ordinary = [name for name in inspect.signature(function).parameters if name not in _settings(function)]
-    bound = bind_settings(function, settings, where, given=dict.fromkeys(ordinary))
-    values = {name: bound.get(name, parameter.default) for name, parameter in _settings(function).items()}
-    call = functools.partial(function, **values)
-    check = getattr(function, _CHECK, None)
-    if check is not None:
-        check = functools.partial(check, **{name: values[name] for name in inspect.signature(check).parameters})
-    return Tool(function.__name__, describe(function), call, inspect.iscoroutinefunction(function), check)
+    ordinary = [name for name in inspect.signature(function).parameters if name not in settings_of(function)]
+    values = _values(function, settings_of(function), settings, where, ordinary)
+    mark: _Mark = getattr(function, _MARK)
+    return Tool(
+        name=function.__name__,
+        schema=describe(function),
+        call=functools.partial(function, **values),
+        is_async=inspect.iscoroutinefunction(function),
+        check=_bound_check(mark, values),
+        pure=mark.pure,
+        where=place(function),
+    )
 
 
-def _settings(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The keyword-only parameters."""
-    parameters = inspect.signature(function).parameters
-    return {name: item for name, item in parameters.items() if item.kind is item.KEYWORD_ONLY}
+def _bind_class(cls: type, settings: Mapping[str, Any]) -> list[Tool]:
+    """The tools of a class, all on one :class:`State`."""
+    where = f"rltr.tool_settings.{cls.__name__}"
+    values = _values(cls, {item.name: item for item in _init_parameters(cls)}, settings, where)
+    make = functools.partial(cls, **values)
+    state = State(cls.__name__, make, getattr(cls, "open", None), getattr(cls, "close", None))
+    check = _bound_check(getattr(cls, _MARK), values)
+    return [
+        Tool(
+            name=method.__name__,
+            schema=describe(method),
+            call=method,
+            is_async=inspect.iscoroutinefunction(method),
+            check=check if index == 0 else None,
+            state=state,
+            where=place(method),
+        )
+        for index, method in enumerate(_methods(cls))
+    ]
 
 
-def _property(parameter: inspect.Parameter, hint: Any, description: str | None) -> dict[str, Any]:
-    schema = TypeAdapter(hint).json_schema()
-    schema.pop("title", None)
-    if parameter.default is not parameter.empty:
-        schema["default"] = parameter.default
-    if description:
-        schema["description"] = description
-    return json.loads(json.dumps(schema))
+def _values(
+    target: Callable[..., Any],
+    parameters: Mapping[str, inspect.Parameter],
+    settings: Mapping[str, Any],
+    where: str,
+    given: Iterable[str] = (),
+) -> dict[str, Any]:
+    """A value for every setting: the recipe's, else the default."""
+    bound = bind_settings(target, settings, where, given=dict.fromkeys(given))
+    return {name: bound.get(name, parameter.default) for name, parameter in parameters.items()}
 
 
-def _split_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Summary (all text before ``Args:``) and the argument descriptions of a Google-style docstring."""
-    head, _, tail = text.partition("\nArgs:")
-    body = re.split(r"\n(?=\S)", tail)[0] if tail else ""
-    arguments = dict(re.findall(r"^\s+(\w+)(?:\s*\([^)]*\))?:\s*(.+)$", body, re.MULTILINE))
-    summary = re.split(r"\n\s*(?:Returns|Raises):", head)[0]
-    return " ".join(summary.split()), arguments
+def _bound_check(mark: _Mark, values: Mapping[str, Any]) -> Callable[[], Any] | None:
+    if mark.check is None:
+        return None
+    return functools.partial(mark.check, **{name: values[name] for name in inspect.signature(mark.check).parameters})
 
 
-def _undefined(function: Callable[..., Any], problem: str, fix: str) -> ToolDefinitionError:
-    code = getattr(function, "__code__", None)
-    where = f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
-    return ToolDefinitionError(f"tool '{getattr(function, '__name__', function)}' {problem}", where=where, fix=fix)
+def _settings(target: Callable[..., Any]) -> list[str]:
+    if inspect.isclass(target):
+        return [item.name for item in _init_parameters(target)]
+    return list(settings_of(target))
+
+
+def _init_parameters(cls: type) -> list[inspect.Parameter]:
+    """Parameters of ``__init__`` without ``self``; none if the class has no ``__init__`` of its own."""
+    return [] if cls.__init__ is object.__init__ else list(inspect.signature(cls).parameters.values())  # type: ignore[misc]
+
+
+def _methods(cls: type) -> list[Callable[..., Any]]:
+    """Methods under ``@tool``, inherited ones too, as they stand in the file."""
+    names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
+    members = (inspect.getattr_static(cls, name) for name in names)
+    return [item for item in members if inspect.isfunction(item) and isinstance(vars(item).get(_MARK), _Mark)]

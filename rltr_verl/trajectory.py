@@ -8,6 +8,7 @@ a typed status, so that nobody has to guess from its text whether something went
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -36,6 +37,10 @@ POLICY_ERRORS = frozenset({Status.UNREADABLE, Status.UNKNOWN_TOOL, Status.BAD_AR
 
 TOOL_SIDE = frozenset({Status.TOOL_FAILED, Status.TIMEOUT, Status.INFRASTRUCTURE})
 """Faults of the surroundings: never charged, and calling again after one is no repeat."""
+
+
+CUT_ENDS = frozenset({"length", "aborted"})
+"""Endings that may stand in the middle of a turn."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,23 @@ class Observation:
     status: Status = Status.OK
     tool: str | None = None
     seconds: float = 0.0
+
+
+_FAULT_REPORT = re.compile(
+    r"^(?:Error (?:executing|calling|running|invoking) tool [\w.:/-]{1,100}:|MCP error -?\d+|McpError:)", re.MULTILINE
+)
+"""How tool servers report their own failure in a result; the first is what MCP servers in Python send."""
+
+
+def is_tool_fault(observation: Observation) -> bool:
+    """Whether the surroundings failed: by the status or, where that says ``ok``, by a tool server's own report.
+
+    Nobody is charged by a text, and in a rollout nobody is excused by one: there it only shows in the log.
+    """
+    if observation.status is not Status.OK:
+        return observation.status in TOOL_SIDE
+    head = observation.text[:4000]
+    return ("rror" in head) and _FAULT_REPORT.search(head) is not None
 
 
 @dataclass(frozen=True)
@@ -114,11 +136,19 @@ class Trajectory:
     end: str = "answer"
 
     def executed(self) -> Iterator[ExecutedCall]:
-        """Every call in order, paired with its observation; a call without one counts as not executed."""
+        """Every call in order, paired with its observation.
+
+        A readable call without one counts as not executed, an unreadable one as the policy's mistake, unless the end
+        of the trajectory cut it off.
+        """
         for index, turn in enumerate(self.turns):
             for position, call in enumerate(turn.calls):
-                missing = Observation("", Status.NOT_EXECUTED, call.name)
-                seen = turn.observations[position] if position < len(turn.observations) else missing
+                if position < len(turn.observations):
+                    seen = turn.observations[position]
+                else:
+                    cut = index == len(self.turns) - 1 and self.end in CUT_ENDS and call is turn.calls[-1]
+                    status = Status.UNREADABLE if call.arguments is None and not cut else Status.NOT_EXECUTED
+                    seen = Observation("", status, call.name)
                 yield ExecutedCall(index, call, seen)
 
     @property
@@ -158,7 +188,8 @@ class Trajectory:
 
         Tool messages answer the calls of the assistant turn before them, by ``tool_call_id`` where given, else in
         order; they may carry our ``status``. Without one the status is derived from the call itself and, where the
-        observation is a JSON object, from its own ``status`` or ``exit_code`` field, never from words in a text.
+        observation is a JSON object, from its own ``status`` or ``exit_code`` field. Words in a text make no mistake of
+        the policy; a tool server's report of its own failure (:func:`is_tool_fault`) makes ``tool_failed``.
 
         Raises :class:`rltr_verl.errors.DataError` on a message that is not readable as such.
         """

@@ -2,6 +2,7 @@
 
 import math
 import textwrap
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from rltr_verl.config import load_settings
 from rltr_verl.errors import ConfigError, ToolDefinitionError, Unscored
 from rltr_verl.judge import Checker, Vote, Votes
 from rltr_verl.scoring import Scorer, shipped_terms
-from rltr_verl.trajectory import Trajectory
+from rltr_verl.trajectory import Observation, Trajectory
 
 CALL = '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
 BROKEN = '<tool_call>{"name": "search", "arguments": {"query": "x"}</tool_call>'
@@ -128,6 +129,38 @@ async def test_without_a_verdict_there_is_no_total_and_no_stand_in():
     assert scored.metrics["unscored"] == 1 and scored.metrics["repeats"] == 1
     assert all(math.isnan(scored.metrics[key]) for key in ("acc", "completeness", "votes"))
     assert scored.record()["metrics"]["acc"] is None
+
+
+def cut(*texts, end="length"):
+    return Trajectory("q", said(*texts).turns[:-1], end=end)
+
+
+@pytest.mark.parametrize("end", ["length", "turn_limit", "aborted"])
+async def test_a_cut_off_trajectory_is_malformed_or_left_out_as_the_recipe_says(end):
+    assert await total(cut(CALL, CALL, end=end)) == -1.0
+    subject = scorer(truncated="unscored")
+    scored = await subject.score(cut(CALL, CALL, BROKEN, end=end), {})
+    assert scored.total is None and f"truncated ({end})" in scored.unscored
+    assert subject._checker.asked == 0 and scored.faults == ("truncated",)
+    assert tuple(scored.metrics) == subject.metric_keys
+    assert (scored.metrics["unscored"], scored.metrics["format_truncated"], scored.metrics["format_ok"]) == (1, 1, 0)
+    assert (scored.metrics["repeats"], scored.metrics["errors"]) == (1, 1) and math.isnan(scored.metrics["acc"])
+    assert scored.record()["total"] is None and scored.record()["format"] == ["truncated"]
+
+
+async def test_a_breach_of_its_own_makes_a_cut_off_trajectory_malformed_all_the_same():
+    subject = scorer(truncated="unscored")
+    assert (await subject.score(cut(f"<|im_start|>{CALL}"), {})).total == -1.0
+    assert (await subject.score(said(stop="no marker"), {})).total == -1.0
+    assert (await subject.score(said(CALL), {})).total == 1.0
+
+
+async def test_a_tool_servers_report_of_its_failure_is_a_tool_fault():
+    """Case E02a, in a rollout: the status stays what the runner said, the metric tells."""
+    turns = said(CALL).turns
+    reported = replace(turns[0], observations=(Observation("Error executing tool query: 1 validation error"),))
+    scored = await scorer().score(Trajectory("q", (reported, *turns[1:])), {})
+    assert (scored.metrics["tool_faults"], scored.metrics["errors"]) == (1, 0)
 
 
 async def test_twenty_pointless_calls_do_not_beat_two_that_cover_the_task():

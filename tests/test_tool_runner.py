@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from rltr_verl import ToolCall
-from rltr_verl.errors import BadArguments, ToolFailed
-from rltr_verl.tool_runner import ToolRunner
-from rltr_verl.tooling import Tool, describe
+from rltr_verl.config import load_settings
+from rltr_verl.errors import BadArguments, ConfigError, ToolFailed
+from rltr_verl.tool_guard import CallLimits
+from rltr_verl.tool_runner import ToolRunner, as_text, call_limits
+from rltr_verl.tooling import State, Tool, describe
 from rltr_verl.trajectory import Status
 
 
@@ -72,7 +78,8 @@ def runner() -> ToolRunner:
 
 CASES = [
     (call("add", a=30, b=12), Status.OK, "42"),
-    (call("add", a="30", b="12"), Status.BAD_ARGUMENTS, "not of type 'integer'"),
+    (call("add", a="30", b="12"), Status.OK, "42"),
+    (call("add", a="thirty", b=12), Status.BAD_ARGUMENTS, "not of type 'integer'"),
     (call("add", a=1), Status.BAD_ARGUMENTS, "'b' is a required property"),
     (call("add", a=1, b=2, c=3), Status.BAD_ARGUMENTS, "unexpected"),
     (call("refuse", x=" "), Status.BAD_ARGUMENTS, "'x' is empty"),
@@ -122,3 +129,264 @@ async def test_tools_outside_the_rows_selection_are_unknown(runner):
     (observation,) = await runner.run([call("add", a=1, b=2)], allowed=["refuse"])
     assert observation.status is Status.UNKNOWN_TOOL
     assert "refuse" in observation.text and "add'" in observation.text
+
+
+async def cleanup_forever(x: str) -> str:
+    """Ignore being cancelled."""
+    while True:
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            if STOP.is_set():
+                raise
+        if STOP.is_set():
+            return x
+
+
+async def block(x: str) -> str:
+    """Block the event loop."""
+    time.sleep(2)
+    return x
+
+
+async def async_leave(x: str) -> str:
+    """Exit."""
+    raise SystemExit(3)
+
+
+async def cancelled(x: str) -> str:
+    """Cancel itself."""
+    raise asyncio.CancelledError
+
+
+def impatient(x: str) -> str:
+    """Time out inside."""
+    raise TimeoutError("the socket")
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def unprintable(x: str) -> str:
+    """Raise what cannot be printed."""
+    raise Unprintable
+
+
+class NoText:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def no_text(x: str) -> str:
+    """Return what has no text."""
+    return NoText()  # type: ignore[return-value]
+
+
+STOP = threading.Event()
+
+
+@pytest.mark.parametrize(
+    ("function", "status"),
+    [
+        (cleanup_forever, Status.TIMEOUT),
+        (block, Status.TIMEOUT),
+        (async_leave, Status.INFRASTRUCTURE),
+        (cancelled, Status.INFRASTRUCTURE),
+        (impatient, Status.INFRASTRUCTURE),
+        (unprintable, Status.INFRASTRUCTURE),
+        (no_text, Status.INFRASTRUCTURE),
+    ],
+)
+async def test_the_rollouts_loop_survives_and_keeps_its_time(function, status):
+    name, is_async = function.__name__, asyncio.iscoroutinefunction(function)
+    runner = ToolRunner({name: make(function, is_async), "add": make(add)}, timeout_s=0.3)
+    start = time.perf_counter()
+    hurt, fine = await runner.run([call(name, x="y"), call("add", a=1, b=1)])
+    STOP.set()
+    assert (hurt.status, fine.text) == (status, "2")
+    assert time.perf_counter() - start < 1.9  # `block` alone takes 2 s
+    STOP.clear()
+
+
+async def test_other_async_tools_work_again_after_one_has_blocked_their_loop():
+    runner = ToolRunner({"block": make(block, True), "quick": make(quick, True)}, timeout_s=0.3)
+    await runner.run([call("block", x="y")])
+    await asyncio.sleep(0.7)
+    (seen,) = await runner.run([call("quick", x="y")])
+    assert seen.status is Status.OK
+
+
+async def quick(x: str) -> str:
+    """Answer."""
+    return x
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        ("x" * 100_000_000, "x ...[cut]... x"),
+        ("é" * 10_000_000, "é ...[cut]... é"),
+        (b"\xff" * 100_000_000, "\ufffd ...[cut]... \ufffd"),
+        (b"a" + "é".encode() * 20_000_000, "é ...[cut]... é"),
+        ("\ud800 lone", "? lone"),
+        (memoryview(b"caf\xc3\xa9"), "café"),
+        ({"a": 1}, "{'a': 1}"),
+        (None, "None"),
+    ],
+)
+def test_any_result_becomes_bounded_utf8_text(result, shown):
+    text = as_text(result, 1000)
+    assert shown in text and len(text) <= 1020
+    text.encode("utf-8")
+
+
+async def test_only_faults_of_the_surroundings_are_tried_again():
+    tried: list[str] = []
+
+    def flaky(kind: str) -> str:
+        """Fail at first."""
+        tried.append(kind)
+        if len(tried) > 1:
+            return "fine"
+        raise {"infra": ConnectionError("reset"), "failed": ToolFailed("no"), "bad": BadArguments("no")}[kind]
+
+    for kind, status, times in (
+        ("infra", Status.OK, 2),
+        ("failed", Status.TOOL_FAILED, 1),
+        ("bad", Status.BAD_ARGUMENTS, 1),
+    ):
+        tried.clear()
+        (seen,) = await ToolRunner({"flaky": make(flaky)}).run([call("flaky", kind=kind)])
+        assert (seen.status, len(tried)) == (status, times)
+
+
+async def test_a_tool_that_keeps_failing_rests_and_is_not_called():
+    calls: list[str] = []
+
+    def dead(x: str) -> str:
+        """Fail."""
+        calls.append(x)
+        raise ConnectionError("refused")
+
+    limits = {"dead": CallLimits(retries=0, rest_after=3, rest_s=60)}
+    runner = ToolRunner({"dead": make(dead), "add": make(add)}, limits=limits)
+    seen = [(await runner.run([call("dead", x="y")]))[0] for _ in range(6)]
+    assert len(calls) == 3 and {item.status for item in seen} == {Status.INFRASTRUCTURE}
+    assert "does not work at the moment" in seen[-1].text
+    assert (await runner.run([call("add", a=1, b=1)]))[0].text == "2"
+    assert runner.stats()["dead"]["rests"] == 1
+
+
+async def test_a_tools_limit_holds_over_trajectories_and_waiting_is_not_timed():
+    running, peaks = [], []
+
+    async def slow(x: str) -> str:
+        """Wait."""
+        running.append(x)
+        peaks.append(len(running))
+        await asyncio.sleep(0.1)
+        running.remove(x)
+        return x
+
+    limits = {"slow": CallLimits(timeout_s=0.9, concurrency=2)}
+    runner = ToolRunner({"slow": make(slow, True)}, limits=limits)
+    seen = await asyncio.gather(*(runner.run([call("slow", x=str(n))]) for n in range(24)))  # 1.2 s in all
+    assert {item.status for (item,) in seen} == {Status.OK} and max(peaks) == 2
+
+
+async def test_pure_results_are_kept_and_failures_are_not():
+    calls: list[float] = []
+
+    def half(n: float) -> str:
+        """Halve."""
+        calls.append(n)
+        if len(calls) == 1:
+            raise ToolFailed("not yet")
+        return str(n / 2)
+
+    runner = ToolRunner({"half": replace(make(half), pure=True)})
+    seen = [(await runner.run([call("half", n=given)]))[0].text for given in (4, 4, 4, "4", 5)]
+    assert seen[1:] == ["2.0", "2.0", "2.0", "2.5"] and calls == [4, 4, 5]
+    assert runner.stats()["half"]["cached"] == 2
+
+
+async def test_hung_threads_take_nothing_from_512_trajectories():
+    release = threading.Event()
+
+    def maybe_hang(x: int) -> str:
+        """Hang now and then."""
+        if x % 100 == 50:
+            release.wait(30)
+        return str(x)
+
+    runner = ToolRunner({"maybe_hang": make(maybe_hang)}, timeout_s=1.0)
+    seen = await asyncio.gather(*(runner.run([call("maybe_hang", x=n)]) for n in range(512)))
+    again = await asyncio.gather(*(runner.run([call("maybe_hang", x=1)]) for _ in range(512)))
+    release.set()
+    assert [n for n, (item,) in enumerate(seen) if item.status is Status.TIMEOUT] == [50, 150, 250, 350, 450]
+    assert {item.status for (item,) in (*seen, *again)} == {Status.OK, Status.TIMEOUT}
+
+
+async def test_a_tool_whose_calls_never_end_is_refused_at_last(monkeypatch):
+    monkeypatch.setattr("rltr_verl.tool_runner.HUNG_LIMIT", 2)
+    release = threading.Event()
+
+    def hang(x: str) -> str:
+        """Hang."""
+        release.wait(30)
+        return x
+
+    runner = ToolRunner({"hang": make(hang)}, limits={"hang": CallLimits(timeout_s=0.05, retries=0)})
+    seen = [(await runner.run([call("hang", x="y")]))[0].status for _ in range(3)]
+    assert seen == [Status.TIMEOUT, Status.TIMEOUT, Status.INFRASTRUCTURE]
+    release.set()
+    while (await runner.run([call("hang", x="y")]))[0].status is not Status.OK:
+        await asyncio.sleep(0.01)
+
+
+def test_a_process_ends_although_a_tool_hangs():
+    code = (
+        "import asyncio, time\n"
+        "from rltr_verl import ToolCall, tool\n"
+        "from rltr_verl.tool_runner import ToolRunner\n"
+        "from rltr_verl.tooling import Tool, describe\n"
+        "def hang(x: str) -> str:\n    'Hang.'\n    time.sleep(600)\n"
+        "runner = ToolRunner({'hang': Tool('hang', describe(hang), hang)}, timeout_s=0.2)\n"
+        "(seen,) = asyncio.run(runner.run([ToolCall('hang', {'x': 'y'}, '')]))\n"
+        "print(seen.status.value)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "timeout")
+
+
+def test_one_runner_serves_one_event_loop_after_another():
+    runner = ToolRunner({"quick": make(quick, True), "add": make(add)}, limits={"add": CallLimits(concurrency=1)})
+    for _ in range(3):
+        seen = asyncio.run(runner.run([call("quick", x="y"), *[call("add", a=1, b=1)] * 3]))
+        assert [item.text for item in seen] == ["y", "2", "2", "2"]
+
+
+def limits_of(tools, **rollout):
+    return ToolRunner.from_settings(tools, load_settings({"rollout": rollout}).rollout)
+
+
+def test_limits_of_the_recipe_are_checked_against_its_tools():
+    tools = {"add": make(add)}
+    limits_of(tools, tool_limits={"add": {"timeout_s": 1, "cache": False}})
+    with pytest.raises(ConfigError, match="tool_limits: limits for 'ad', which is no tool.*add"):
+        limits_of(tools, tool_limits={"ad": {"timeout_s": 1}})
+    with pytest.raises(ConfigError, match="tool_limits.add.cache: tool 'add' is not pure"):
+        limits_of(tools, tool_limits={"add": {"cache": True}})
+
+
+def test_own_limits_of_a_tool_stand_over_those_of_all():
+    settings = load_settings(
+        {"rollout": {"tool_retries": 3, "tool_concurrency": 7, "tool_limits": {"add": {"retries": 0, "timeout_s": 2}}}}
+    ).rollout
+    pure = replace(make(add), pure=True)
+    expected = CallLimits(timeout_s=2, retries=0, concurrency=7, rest_after=20, rest_s=30, cache=True)
+    assert call_limits(pure, settings) == expected
+    assert call_limits(make(refuse), settings).retries == 3
+    assert call_limits(replace(make(refuse), state=State("s", object)), settings).retries == 0

@@ -1,6 +1,6 @@
 """The planner as a verl agent loop: think, call tools, observe, until the stop marker.
 
-Registered as ``rltr_planner``. What differs from verl's stock ``tool_agent``: calls are read by our parser (outside of
+Registered as ``rltr_planner``. What differs from verl's stock ``tool_agent``: calls are read by our rules (outside of
 ``<think>`` only, unreadable ones answered with an error), every call gets a typed observation, the loop stops at
 ``<answer>``, and the structured :class:`Trajectory` travels to the reward manager in ``extra_fields``. The turns
 themselves are in :mod:`rltr_verl.rollout.turns`.
@@ -21,8 +21,10 @@ from verl.workers.rollout.replica import TokenOutput
 
 from rltr_verl.config import from_omegaconf
 from rltr_verl.parsing import STOP_MARKER
+from rltr_verl.rollout.call_formats import stop_token_ids
 from rltr_verl.rollout.turns import Generate, Planner, Rollout, query_of, take_turns
 from rltr_verl.rows import read_messages
+from rltr_verl.tool_metrics import TOOL_METRICS_FIELD, tool_metrics
 from rltr_verl.trajectory import TRAJECTORY_FIELD, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class _Shared:
     prompt_length: int
     response_length: int
     engine: str
+    stop_token_ids: tuple[int, ...]
 
 
 _shared: dict[int, _Shared] = {}
@@ -54,7 +57,8 @@ class PlannerLoop(AgentLoopBase):
     def _share(self) -> _Shared:
         planner = Planner.build(from_omegaconf(self.config), self.tokenizer, self.apply_chat_template_kwargs)
         rollout = self.rollout_config
-        return _Shared(planner, int(rollout.prompt_length), int(rollout.response_length), str(rollout.name))
+        stop_ids = tuple(stop_token_ids(planner.settings.rollout.format, self.tokenizer))
+        return _Shared(planner, int(rollout.prompt_length), int(rollout.response_length), str(rollout.name), stop_ids)
 
     async def run(  # type: ignore[override]  # verl takes a list too
         self, sampling_params: dict[str, Any], **kwargs: Any
@@ -70,7 +74,8 @@ class PlannerLoop(AgentLoopBase):
             charging the policy for it.
         """
         messages = read_messages(kwargs["raw_prompt"])
-        shown = self._planner.shown(kwargs.get("extra_info"))
+        row = kwargs.get("extra_info")
+        shown = self._planner.shown(row)
         prompt_ids = self._planner.template.prompt_ids(messages, list(shown.values()))
         limit = self._limits.prompt_length
         if len(prompt_ids) > limit:
@@ -80,12 +85,13 @@ class PlannerLoop(AgentLoopBase):
         extra: dict[str, Any] = {}
         metrics: dict[str, Any] = {}
         try:
-            await take_turns(self._planner, rollout, self._generate(sampling_params, extra, metrics), list(shown))
+            generate = self._generate(sampling_params, extra, metrics)
+            await take_turns(self._planner, rollout, generate, list(shown), row)
         except Exception:  # the engine's failure, not the policy's: leave the session out, say why
             logger.exception("the rollout engine failed; this session is left out")
             return []
         metrics["tool_calls"] = rollout.tool_seconds
-        trajectory = rollout.trajectory(query_of(messages, kwargs.get("extra_info")), shown)
+        trajectory = rollout.trajectory(query_of(messages, row), shown)
         return self._output(rollout, trajectory, extra, metrics)
 
     def _generate(self, sampling_params: Mapping[str, Any], extra: dict[str, Any], metrics: dict[str, Any]) -> Generate:
@@ -93,7 +99,7 @@ class PlannerLoop(AgentLoopBase):
         request_id = uuid4().hex
 
         async def generate(ids: list[int], max_tokens: int) -> TokenOutput:
-            params = {**sampling_params, **self._stop_params(), "max_tokens": max_tokens}
+            params = {**sampling_params, **self._stop_params(sampling_params), "max_tokens": max_tokens}
             with simple_timer("generate_sequences", metrics):
                 output = await self.server_manager.generate(
                     request_id=request_id, prompt_ids=ids, sampling_params=params
@@ -103,10 +109,13 @@ class PlannerLoop(AgentLoopBase):
 
         return generate
 
-    def _stop_params(self) -> dict[str, Any]:
-        """Stop at the marker and keep it; SGLang spells the second part differently."""
+    def _stop_params(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Stop at the marker and keep it (SGLang spells the second part differently), and where a call format ends."""
         keep = "no_stop_trim" if self._limits.engine == "sglang" else "include_stop_str_in_output"
-        return {"stop": [STOP_MARKER], keep: True}
+        params: dict[str, Any] = {"stop": [STOP_MARKER], keep: True}
+        if self._limits.stop_token_ids:
+            params["stop_token_ids"] = sorted({*(given.get("stop_token_ids") or ()), *self._limits.stop_token_ids})
+        return params
 
     def _output(
         self, rollout: Rollout, trajectory: Trajectory, extra: Mapping[str, Any], metrics: Mapping[str, Any]
@@ -115,6 +124,7 @@ class PlannerLoop(AgentLoopBase):
             rollout.add_context([self.tokenizer.eos_token_id or 0])  # type: ignore[attr-defined]
         fields = {**extra, "turn_scores": [], "tool_rewards": []}
         fields[TRAJECTORY_FIELD] = json.dumps(trajectory.to_dict(), ensure_ascii=False)
+        fields[TOOL_METRICS_FIELD] = json.dumps(tool_metrics(trajectory, self._planner.schemas))
         return AgentLoopOutput(
             prompt_ids=rollout.prompt_ids,
             response_ids=rollout.ids,

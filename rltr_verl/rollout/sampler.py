@@ -14,6 +14,8 @@ it could be (10 ms at least, 2 s at most).
 
 A look costs CPU time that the rollout may need, so where nothing but a whole batch is awaited the first one comes after
 half of the time that the last batch took.
+
+The masks of the first training batch are checked before anything is updated (:mod:`rltr_verl.rollout.first_batch`).
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
+from rltr_verl.rollout.first_batch import FirstBatch
 from rltr_verl.rollout.unscored import RemoteLedger, Tally, build_watch
 
 _LOG = logging.getLogger(__name__)
@@ -92,6 +95,7 @@ class _Scored:
         self._watch = build_watch(config)
         self._ledger = RemoteLedger() if ray.is_initialized() else None
         self._tally, self._step = Tally(), 0
+        self._first_batch = FirstBatch(getattr(refill_fn, "__self__", None))
 
     @cached_property
     def _compares(self) -> bool:
@@ -103,11 +107,13 @@ class _Scored:
 
         Raises:
             JudgeOutage: over ``rltr.judge.max_unscored_share`` of a step is unscored, or nothing scored is left.
+            MaskError: other tokens than the sampled ones would be trained; looked at once, in the first batch.
         """
         self._step = global_steps
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         if partition_id == "val":
             return batch, metrics
+        self._first_batch.check(batch.keys, partition_id)
         metrics, self._tally = {**metrics, **self._tally.metrics()}, Tally()
         return batch, metrics
 

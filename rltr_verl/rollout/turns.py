@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from rltr_verl.config import RltrSettings
+from rltr_verl.config import RltrSettings, RolloutSettings
 from rltr_verl.errors import DataError
-from rltr_verl.parsing import parse_turn
 from rltr_verl.rollout.template import ChatTemplate
 from rltr_verl.tool_runner import ToolRunner
+from rltr_verl.tool_state import Trajectory as ToolTrajectory
 from rltr_verl.tooling import load_tools, schemas
 from rltr_verl.trajectory import Trajectory, Turn
 
@@ -34,6 +34,10 @@ Generate = Callable[[list[int], int], Awaitable[Sampled]]
 """``await generate(ids, max_tokens)``: sample one turn behind ``ids``, ending behind the stop marker."""
 
 
+Read = Callable[[str], Turn]
+"""What the policy wrote in one turn -> its calls and faults."""
+
+
 @dataclass(frozen=True)
 class Planner:
     """What all trajectories of a process share; built once per tokenizer and settings."""
@@ -42,6 +46,7 @@ class Planner:
     template: ChatTemplate
     runner: ToolRunner
     schemas: Mapping[str, dict[str, Any]]
+    read: Read
 
     @classmethod
     def build(cls, settings: RltrSettings, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> Planner:
@@ -51,9 +56,10 @@ class Planner:
         """
         tools = load_tools(settings.tools, settings.tool_settings)
         template = ChatTemplate(tokenizer, schemas(tools), template_kwargs)
-        limits = settings.rollout
-        runner = ToolRunner(tools, timeout_s=limits.tool_timeout_s, max_parallel_calls=limits.max_parallel_calls)
-        return cls(settings, template, runner, {name: tool.schema for name, tool in tools.items()})
+        runner = ToolRunner.from_settings(tools, settings.rollout)
+        read = _reader(settings.rollout, tokenizer, schemas(tools))
+        shown = {name: tool.schema for name, tool in tools.items()}
+        return cls(settings, template, runner, shown, read)
 
     def shown(self, extra_info: Any) -> dict[str, dict[str, Any]]:
         """The tools of a row: all, or those that ``extra_info.tool_selection`` names.
@@ -113,22 +119,36 @@ class Rollout:
         return Trajectory(query, tuple(self.turns), tuple(shown.values()), self.end)
 
 
-async def take_turns(planner: Planner, rollout: Rollout, generate: Generate, allowed: Collection[str]) -> None:
+async def take_turns(
+    planner: Planner,
+    rollout: Rollout,
+    generate: Generate,
+    allowed: Collection[str],
+    row: Mapping[str, Any] | None = None,
+) -> None:
     """Let the policy take turns until it stops, runs out of turns or of room; fills ``rollout``.
 
+    Tools with state get ``row`` (the row's ``extra_info``) when they are opened, and are closed however this ends.
     Nothing that the policy or a tool does raises; only ``generate`` may.
     """
+    async with planner.runner.trajectory(row) as opened:
+        await _take_turns(planner, rollout, generate, allowed, opened)
+
+
+async def _take_turns(
+    planner: Planner, rollout: Rollout, generate: Generate, allowed: Collection[str], opened: ToolTrajectory
+) -> None:
     limits = planner.settings.rollout
     for index in range(limits.max_turns):
         output = await generate(rollout.prompt_ids + rollout.ids, rollout.room)
         sampled = rollout.add_sampled(output)
-        turn = parse_turn(planner.template.decode(sampled), limits.thinking)
+        turn = planner.read(planner.template.decode(sampled))
         rollout.turns.append(turn)
         end = _end(rollout, turn, sampled, output.stop_reason)
         if end is not None:
             rollout.end = end
             return
-        if index + 1 < limits.max_turns and not await _observe(planner, rollout, turn, sampled, allowed):
+        if index + 1 < limits.max_turns and not await _observe(planner, rollout, turn, sampled, allowed, opened):
             rollout.end = "length"
             return
 
@@ -145,19 +165,36 @@ def _end(rollout: Rollout, turn: Turn, sampled: list[int], stop_reason: str | No
 
 
 async def _observe(
-    planner: Planner, rollout: Rollout, turn: Turn, sampled: list[int], allowed: Collection[str]
+    planner: Planner,
+    rollout: Rollout,
+    turn: Turn,
+    sampled: list[int],
+    allowed: Collection[str],
+    opened: ToolTrajectory,
 ) -> bool:
     """Run the turn's calls and append their observations; False when they no longer fit."""
-    template, limit = planner.template, planner.settings.rollout.max_observation_tokens
+    template, limits = planner.template, planner.settings.rollout
     start = time.perf_counter()
-    observations = await planner.runner.run(turn.calls, allowed)
+    observations = await planner.runner.run(turn.calls, allowed, opened)
     rollout.tool_seconds += time.perf_counter() - start
-    seen = [replace(item, text=template.cut_tokens(item.text, limit)) for item in observations]
-    ended = sampled[-1] in template.eos_ids
-    ids = template.observation_ids([item.text for item in seen], turn_ended=ended, budget=rollout.room - 1)
+    ids, texts = template.observe(
+        [item.text for item in observations],
+        turn_ended=template.ends_turn(sampled),
+        budget=rollout.room - 1,
+        limit=limits.max_observation_tokens,
+        keep=limits.observation_cut,
+    )
+    seen = [replace(item, text=text) for item, text in zip(observations, texts, strict=True)]
     rollout.turns[-1] = replace(turn, observations=tuple(seen))
     rollout.add_context(ids)
     return bool(ids)
+
+
+def _reader(limits: RolloutSettings, tokenizer: Any, shown: Sequence[Mapping[str, Any]]) -> Read:
+    """The one place that chooses how calls are read."""
+    from rltr_verl.rollout.call_formats import read_calls_with  # imports verl's parsers
+
+    return read_calls_with(limits.format, tokenizer, schemas=shown, prefilled_think=limits.thinking)
 
 
 def query_of(messages: Sequence[Mapping[str, Any]], extra_info: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
+from verl.workers.config import RolloutConfig
 
 from rltr_verl.config import from_omegaconf
-from rltr_verl.preflight import check
+from rltr_verl.preflight import check, check_engine
 from rltr_verl.world import build_world
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -60,6 +62,31 @@ def test_combination_composes_and_validates(world, algo, kl, judge, scale):
     longest = config.data.max_prompt_length + config.data.max_response_length
     assert rollout.max_model_len is None or rollout.max_model_len >= longest
     OmegaConf.to_container(config, resolve=True)
+
+
+@pytest.mark.parametrize("engine", options("rollout_engine"))
+@pytest.mark.parametrize("scale", options("scale"))
+def test_every_scale_takes_every_engine(world, scale, engine):
+    config = planner(f"rollout_engine={engine}", f"scale={scale}", *given(world, scale, "hosted"), "judge=hosted")
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    rollout, judge = config.actor_rollout_ref.rollout, config.reward.reward_model.rollout
+    assert rollout.name == judge.name == engine
+    check_engine(config, from_omegaconf(config))
+    assert engine != "transformers" or rollout.tensor_model_parallel_size == 1
+
+
+@pytest.mark.parametrize(
+    ("scale", "engine"), [("cpu", "transformers"), ("qwen3_1p7b_node", "vllm"), ("qwen3_8b_node", "vllm")]
+)
+def test_a_scale_names_its_engine(scale, engine):
+    assert planner(f"scale={scale}").actor_rollout_ref.rollout.name == engine
+
+
+def test_vllm_without_a_gpu_differs_in_values_only():
+    here, there = (planner("rollout_engine=vllm", f"scale={scale}") for scale in ("cpu", "qwen3_1p7b_node"))
+    added = set(here.actor_rollout_ref.rollout.engine_kwargs.vllm)
+    assert set(here.actor_rollout_ref.rollout) == set(there.actor_rollout_ref.rollout)
+    assert added <= {field.name for field in fields(RolloutConfig)}  # settings of vLLM that verl knows by these names
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """R_error against the field's cases and its own rules."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from rltr_verl.reward_fns.error import Error, count_errors
-from rltr_verl.trajectory import Observation, Status, ToolCall, Trajectory, Turn
+from rltr_verl.trajectory import POLICY_ERRORS, Observation, Status, ToolCall, Trajectory, Turn, is_tool_fault
 
 CASES = {
     case["id"]: case["input"]
@@ -58,3 +59,88 @@ async def test_value_is_minus_mu_per_error():
     result = await Error(mu=0.5).score(with_status(Status.UNREADABLE, Status.OK, Status.BAD_ARGUMENTS), {})
     assert result.value == pytest.approx(-1.0)
     assert result.metrics == {"errors": 2.0}
+
+
+OK_TEXTS = [
+    "errors: 0",
+    "0 errors, 0 failures",
+    "No error was found.",
+    "Error handling in Go",
+    "The error of the mean is 0.4.",
+    "Traceback (most recent call last): how to read one",
+    "404 Not Found (film)",
+    "失败乃成功之母",
+    "エラーコード一覧",
+    "fatal: not a git repository is a message of git",
+    "exit code 1 means failure",
+    "exception proves the rule",
+    "Timeout (song)",
+    '{"error": null, "result": 4}',
+    '{"error": "", "result": 4}',
+    '{"errors": 0}',
+    '{"status": "ok"}',
+    '{"status": "success", "exit_code": 0}',
+    '{"exit_code": false}',
+    '{"exit_code": null}',
+    '{"title": "Error", "text": "a band"}',
+    '{"status": 200}',
+    '[{"status": "error"}]',
+    '{"status": "error"',
+    '"error"',
+    "",
+    " ",
+    "null",
+    "{}",
+    "[" * 5000,
+    '{"status": {"error": 1}}',
+]
+
+FAILED_PROGRAMS = [
+    '{"status": "error"}',
+    '{"status": "error", "stdout": null, "stderr": "boom"}',
+    '{"exit_code": 1}',
+    '{"exit_code": -9, "output": null}',
+    '{"exit_code": 127, "error": "command not found"}',
+    '  {"status": "error", "exit_code": 0}',
+    '\n{"output": "", "exit_code": 2}',
+]
+
+TOOL_SERVERS = [
+    "Error executing tool query: 1 validation error",
+    "Error calling tool search: connection refused",
+    "# Done\nError executing tool search-query: bad gateway",
+    "MCP error -32001: Request timed out",
+    "McpError: Connection closed",
+]
+
+
+@pytest.mark.parametrize("text", OK_TEXTS)
+def test_words_in_an_observation_are_no_error(text):
+    trajectory = observed(text)
+    assert count_errors(trajectory) == 0 and not any(is_tool_fault(item.observation) for item in trajectory.executed())
+
+
+@pytest.mark.parametrize("text", FAILED_PROGRAMS)
+def test_a_result_that_states_its_own_failure_is_an_error(text):
+    assert count_errors(observed(text)) == 1
+    assert count_errors(observed(text, status="ok")) == 0
+
+
+@pytest.mark.parametrize("text", [*TOOL_SERVERS, CASES["E02a"]["text"]])
+@pytest.mark.parametrize("extra", [{}, {"status": "ok"}])
+def test_a_tool_servers_own_failure_is_flagged_and_not_charged(text, extra):
+    """Case E02a: not charged, and not shown as a success either."""
+    (item,) = observed(text, **extra).executed()
+    assert item.status is Status.TOOL_FAILED and is_tool_fault(item.observation)
+    assert count_errors(observed(text, **extra)) == 0
+
+
+@pytest.mark.parametrize("status", Status)
+def test_a_given_status_decides_whatever_the_text_says(status):
+    trajectory = observed("Errors: 3\nall failed", status=status.value)
+    assert count_errors(trajectory) == (status in POLICY_ERRORS)
+
+
+def test_every_case_is_named_in_this_file():
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert [name for name in CASES if not re.search(rf"\b{name}\b", source)] == []

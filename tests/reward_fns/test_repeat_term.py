@@ -1,6 +1,7 @@
 """R_repeat against the field's cases and its own rules."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,92 @@ async def test_value(settings, value):
     result = await term.score(trajectory(*[turn(call("a", x=1))] * 4), {})
     assert result.value == pytest.approx(value)
     assert result.metrics == {"repeats": 3.0}
+
+
+SAME = [
+    ({"q": "x"}, {"q": " x "}),
+    ({"q": "a b"}, {"q": "a  \n b"}),
+    ({"q": "a b"}, {"q": "a\u3000b"}),
+    ({"q": "a b"}, {"q": "a\u00a0b"}),
+    ({"q": "ＡＢＣ１２３"}, {"q": "ABC123"}),
+    ({"q": "ﬁn"}, {"q": "fin"}),
+    ({"q": "e\u0301"}, {"q": "é"}),
+    ({"n": 1}, {"n": 1.0}),
+    ({"n": -0.0}, {"n": 0}),
+    ({"n": 10**20}, {"n": 1e20}),
+    ({"a": 1, "b": [1, {"c": 2, "d": 3}]}, {"b": [1.0, {"d": 3, "c": 2}], "a": 1}),
+    ({}, {}),
+    ({"q": None}, {"q": None}),
+]
+
+DIFFERENT = [
+    ({"q": "x"}, {"q": "X"}),
+    ({"q": "x"}, {"q": "x."}),
+    ({"q": "ab"}, {"q": "a b"}),
+    ({"q": "x"}, {"query": "x"}),
+    ({"q": "x"}, {"q": "x", "k": None}),
+    ({"n": 1}, {"n": "1"}),
+    ({"n": 1}, {"n": True}),
+    ({"n": 0}, {"n": False}),
+    ({"n": 1}, {"n": 1.5}),
+    ({"n": None}, {"n": "None"}),
+    ({"n": None}, {}),
+    ({"n": ""}, {"n": None}),
+    ({"l": [1, 2]}, {"l": [2, 1]}),
+    ({"l": [1]}, {"l": 1}),
+    ({"l": []}, {"l": {}}),
+    ({"q": "true"}, {"q": True}),
+    ({"q": "s:x"}, {"q": "x"}),
+    ({"q": "中国"}, {"q": "中國"}),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), SAME)
+def test_the_same_call_in_other_words(first, second):
+    """Case X06, and more of its kind."""
+    assert count_repeats(trajectory(turn(call("a", **first)), turn(call("a", **second)))) == 1
+
+
+@pytest.mark.parametrize(("first", "second"), DIFFERENT)
+def test_another_call(first, second):
+    assert count_repeats(trajectory(turn(call("a", **first)), turn(call("a", **second))), "any") == 0
+
+
+def test_another_tool_is_another_call():
+    assert count_repeats(trajectory(turn(call("a", q="x"), call("b", q="x"), call("A", q="x"))), "any") == 0
+
+
+PATTERNS = [
+    ("aa", 1, 1),
+    ("aba", 0, 1),
+    ("aab", 1, 1),
+    ("abab", 0, 2),
+    ("aaaa", 3, 3),
+    ("abcabc", 0, 3),
+    ("aabbcc", 3, 3),
+    ("abba", 1, 2),
+    ("a", 0, 0),
+    ("", 0, 0),
+    ("abcd", 0, 0),
+    ("abcdaaaa", 3, 4),
+]
+
+
+@pytest.mark.parametrize(("letters", "consecutive", "anywhere"), PATTERNS)
+def test_patterns_of_one_call_a_turn(letters, consecutive, anywhere):
+    walked = trajectory(*(turn(call(letter)) for letter in letters))
+    assert (count_repeats(walked), count_repeats(walked, "any")) == (consecutive, anywhere)
+
+
+def test_arguments_as_text_and_as_an_object_are_the_same_call():
+    texts = [{"q": "x"}, json.dumps({"q": "x"}), '{ "q":\n"x" }']
+    raws = [f"<tool_call>{json.dumps({'name': 'a', 'arguments': item})}</tool_call>" for item in texts]
+    messages = [
+        item for raw in raws for item in ({"role": "assistant", "content": raw}, {"role": "tool", "content": ""})
+    ]
+    assert count_repeats(Trajectory.from_messages(messages, "q")) == 2
+
+
+def test_every_case_is_named_in_this_file():
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert [name for name in CASES if not re.search(rf"\b{name}\b", source)] == []

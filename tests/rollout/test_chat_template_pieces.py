@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from rltr_verl.errors import ModelError
 from rltr_verl.parsing import parse_turn
-from rltr_verl.rollout.template import ChatTemplate, cut_middle
+from rltr_verl.rollout.template import CUT_MARK, ChatTemplate
 from rltr_verl.tooling import load_tools, schemas
 from rltr_verl.world import build_world
 
@@ -87,19 +87,54 @@ def test_observations_hold_no_control_token_and_no_tag(template, text):
 def test_observations_are_cut_to_the_budget_and_the_glue_is_kept(template):
     long = "word " * 300
     free = template.observation_ids([long, "short"], turn_ended=True)
-    cut = template.observation_ids([long, "short"], turn_ended=True, budget=80)
-    assert len(cut) <= 80 < len(free)
-    text = template.decode(cut)
-    assert "[cut]" in text and "short" in text and text.endswith(template.glue.after)
-    assert template.observation_ids([long], turn_ended=True, budget=3) == []
+    cut, seen = template.observe([long, "short"], turn_ended=True, budget=80)
+    assert 70 < len(cut) <= 80 < len(free)
+    assert CUT_MARK in seen[0] and seen[1] == "short"
+    assert template.decode(cut).endswith(template.glue.after)
+    assert template.observation_ids(seen, turn_ended=True) == cut
+    assert template.observe([long], turn_ended=True, budget=3) == ([], [""])
 
 
-def test_limit_per_observation_keeps_head_and_tail(template):
-    text = " ".join(str(number) for number in range(10, 99))
-    cut = template.cut_tokens(text, 20)
-    assert cut.startswith("10") and cut.endswith("98") and len(template.encode(cut)) < 40
-    assert template.cut_tokens("41", 20) == "41"
-    assert cut_middle("abcdef", 4) == "ab ...[cut]... ef"
+@pytest.mark.parametrize("keep", ["middle", "head", "tail"])
+@pytest.mark.parametrize("text", [" ".join(map(str, range(10, 400))), "结果" * 1000, "é😀" * 400, "x" * 100_000])
+@pytest.mark.parametrize("limit", [1, 5, 30, 256])
+def test_a_cut_text_has_at_most_its_limit_of_tokens_and_is_made_of_the_text(template, text, keep, limit):
+    cut = template.cut_tokens(text, limit, keep)
+    assert len(template.encode(cut)) <= limit
+    head, mark, tail = cut.partition(CUT_MARK)
+    assert text.startswith(head.strip() if keep != "tail" or mark else "")
+    assert text.endswith((tail if mark else cut if keep == "tail" else "").strip())
+    if limit >= 30:
+        assert mark and (keep == "tail" or head.strip()) and (keep == "head" or tail.strip())
+    if limit == 256:
+        assert len(template.encode(cut)) >= 0.9 * limit
+
+
+def test_a_text_within_its_limit_stays_as_it_is(template):
+    text = "a record: 41"
+    length = len(template.encode(text))
+    assert template.cut_tokens(text, length) == text
+    assert template.cut_tokens(text, length - 1) != text
+
+
+def test_a_slow_tokenizer_cuts_as_well(template):
+    class Slow:
+        """Tells no offsets."""
+
+        is_fast = False
+
+        def __init__(self, tokenizer):
+            self._own = tokenizer
+
+        def __getattr__(self, name):
+            return getattr(self._own, name)
+
+    text = " ".join(map(str, range(10, 400)))
+    for keep in ("middle", "head", "tail"):
+        fast = template.cut_tokens(text, 40, keep)
+        slow = ChatTemplate(Slow(template._tokenizer), [], template._kwargs).cut_tokens(text, 40, keep)
+        assert CUT_MARK in slow and len(template.encode(slow)) <= 40
+        assert abs(len(fast) - len(slow)) < 12
 
 
 def test_tokenizers_that_cannot_serve_are_refused(world):

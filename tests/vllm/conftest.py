@@ -1,4 +1,4 @@
-"""A real vLLM server on the CPU, in a process of its own: a random two-layer Qwen3 behind the OpenAI API."""
+"""A world, and a real vLLM server on the CPU in a process of its own: a random Qwen3 behind the OpenAI API."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import rltr_verl.judge
+from rltr_verl.world import World, build_world
 
 MODEL, CONTEXT = "judge", 4096
 PROMPTS = Path(rltr_verl.judge.__file__).parent / "prompts"
@@ -35,6 +36,12 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """An offline world with its untrained model."""
+    return build_world(tmp_path_factory.mktemp("world") / "w", seed=1)
 
 
 @pytest.fixture(scope="session")
