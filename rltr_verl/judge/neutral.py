@@ -20,7 +20,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from rltr_verl.judge.verdict import EQUALS, LABELS, SCALE, WEAK_LABELS
+from rltr_verl.judge.verdict_patterns import EQUALS, LABELS, SCALE, WEAK_LABELS
 
 MARK = "·"
 
