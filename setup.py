@@ -6,7 +6,9 @@ from setuptools import find_packages, setup
 
 OPEN_FOLDERS = {"rltr_verl.tools": "tools", "rltr_verl.reward_fns": "reward_fns", "rltr_verl.recipes": "recipes"}
 
-TEST = ["pytest>=8", "pytest-xdist", "pytest-timeout", "hypothesis", "pytest-asyncio", "openai>=1.60"]
+BROWSE = ["trafilatura>=2.0", "lxml_html_clean>=0.4"]  # the tool `browse`; pip does not resolve lxml's own extra
+MCP = ["mcp>=2.0"]  # tools of MCP servers
+TEST = [*BROWSE, *MCP, "pytest>=8", "pytest-xdist", "pytest-timeout", "hypothesis", "pytest-asyncio", "openai>=1.60"]
 DEV = [*TEST, "ruff==0.14.*", "mypy>=1.18", "types-PyYAML", "types-jsonschema", "py-spy", "build"]
 VERL_CORE = ["TransferQueue>=0.1.10", "pyzmq", "msgspec", "fastapi", "uvicorn", "cachetools"]
 
@@ -29,7 +31,7 @@ setup(
         "ray[default]>=2.41",
         "omegaconf>=2.3",
         "hydra-core>=1.3",
-        "aiohttp>=3.9",
+        "aiohttp>=3.12",
         "bm25s>=0.2",
         "diskcache>=5.6",
         "jsonschema>=4.20",
@@ -51,7 +53,8 @@ setup(
         "cpu": ["torch==2.13.0"],
         "vllm": ["vllm>=0.11"],
         "sglang": ["sglang>=0.5"],
-        "mcp": ["mcp>=1.9"],  # tools of MCP servers; nothing uses it yet
+        "browse": BROWSE,
+        "mcp": MCP,
         "test": TEST,
         "dev": DEV,
     },

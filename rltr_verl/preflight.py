@@ -6,7 +6,6 @@ under ``hydra.callbacks``. ``rltr.preflight=false`` turns it off.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -21,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rltr_verl.config import RltrSettings, from_omegaconf
 from rltr_verl.errors import ConfigError, DataError, DiskError, ModelError, RltrError
 from rltr_verl.preflight_hosted import check_hosted_judge
-from rltr_verl.rows import read_messages
+from rltr_verl.rows import read_messages, stored_rows
 
 if TYPE_CHECKING:
     from rltr_verl.rollout.turns import Planner
@@ -226,23 +225,11 @@ def _check_file(file: str, where: str, config: DictConfig, settings: RltrSetting
         raise DataError(
             f"no file '{file}'", where=where, fix="check the path; `rltr world build` makes the offline world's."
         )
-    rows = _read_rows(path, where)
-    if not rows:
-        raise DataError("the file holds no rows", where=file, fix="write at least one query.")
-    for number, row in enumerate(rows):
+    number = -1
+    for number, row in enumerate(stored_rows(path)):
         check_row(row, f"{file}, row {number}", config, settings, planner)
-
-
-def _read_rows(path: Path, where: str) -> list[dict[str, Any]]:
-    import pyarrow.parquet
-
-    try:
-        if path.suffix == ".parquet":
-            return pyarrow.parquet.read_table(path).to_pylist()
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        fix = "give verl parquet (or JSONL) files; docs/data.md shows the columns."
-        raise DataError(f"cannot be read ({error})", where=f"{where}: {path}", fix=fix) from None
+    if number < 0:
+        raise DataError("the file holds no rows", where=file, fix="write at least one query.")
 
 
 def check_row(row: Mapping[str, Any], where: str, config: DictConfig, settings: RltrSettings, planner: Planner) -> None:
@@ -273,7 +260,10 @@ def _check_needs(row: Mapping[str, Any], where: str) -> None:
     from rltr_verl.judge.checklist import parse_needs
 
     if parse_needs((row.get("extra_info") or {}).get("needs"), where) is None:
-        fix = "write the query's needs ([] if it needs no tool), or use an LLM checker: judge=endpoint."
+        fix = (
+            "write the query's needs ([] if it needs no tool) and let `rltr data` make the file, "
+            "or use an LLM checker: judge=endpoint."
+        )
         raise DataError("no 'extra_info.needs', which the checklist judge compares with", where=where, fix=fix)
 
 
@@ -281,7 +271,7 @@ def _prompt(row: Mapping[str, Any], where: str, key: str) -> list[dict[str, Any]
     prompt = row.get(key)
     if prompt is None:
         known = ", ".join(sorted(map(str, row))) or "none"
-        fix = f"add a column '{key}' of chat messages (columns here: {known}); docs/data.md shows how."
+        fix = f"add a column '{key}' of chat messages (columns here: {known}); `rltr data` makes it from your queries."
         raise DataError(f"no '{key}'", where=where, fix=fix)
     valid = isinstance(prompt, Iterable) and not isinstance(prompt, (str, bytes)) and len(list(prompt)) > 0
     if not valid or not all(isinstance(message, Mapping) and message.get("content") for message in prompt):

@@ -66,9 +66,14 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
     Raises:
         DataError: the file cannot be read, or a line is not a JSON object.
     """
+    return map(without_none, stored_rows(path))
+
+
+def stored_rows(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The rows as verl's dataset gets them, None included. Raises as :func:`read_rows` does."""
     path = Path(path)
     try:
-        yield from map(without_none, _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path))
+        yield from _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
     except (OSError, ValueError) as error:
         raise DataError(f"cannot be read ({error})", where=str(path), fix=_FORMS) from None
 

@@ -6,9 +6,13 @@ import typer
 
 from rltr_verl.cli import world
 from rltr_verl.cli.attack import attack
+from rltr_verl.cli.data import data
 from rltr_verl.cli.quickstart import quickstart
 from rltr_verl.cli.score import score
+from rltr_verl.cli.search_index import search_index
 from rltr_verl.cli.settings import settings
+from rltr_verl.cli.test_tool import test_tool
+from rltr_verl.cli.verify_masks import verify_masks
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 
@@ -20,6 +24,10 @@ def _rltr() -> None:
 
 app.command("score")(score)
 app.command("attack")(attack)
+app.command("data")(data)
+app.command("search-index")(search_index)
+app.command("test-tool")(test_tool)
+app.command("verify-masks")(verify_masks)
 app.command("settings")(settings)
 app.command("quickstart")(quickstart)
 app.add_typer(world.app, name="world")
