@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rltr_verl.call_styles import PLAIN, foreign_style
 from rltr_verl.errors import DataError
-from rltr_verl.parsing import parse_turn
+from rltr_verl.parsing import parse_turn, read_call
 from rltr_verl.schemas import argument_problem, schema_index
 from rltr_verl.trajectory import Observation, Status, ToolCall, Trajectory, Turn, is_tool_fault
 
@@ -58,19 +59,32 @@ def _assistant_turn(message: Message, row: int, prefilled_think: bool) -> tuple[
     if isinstance(reasoning, str) and reasoning and "</think>" not in text:
         text = f"<think>\n{reasoning}\n</think>\n{text}"
     given = message.get("tool_calls")
-    if given is None:
-        turn = parse_turn(text, prefilled_think)
-        without_id: list[str | None] = [None] * len(turn.calls)
-        return turn, without_id
+    turn = parse_turn(text, prefilled_think)
+    if not given:
+        return turn, [None] * len(turn.calls)
     if not isinstance(given, (list, tuple)):
         fix = "write a list of calls or leave it out."
         raise DataError("tool_calls must be a list", where=f"messages[{row}]", fix=fix)
-    raws = [_raw_call(call) for call in given]
-    blocks = "\n".join(f"<tool_call>\n{raw}\n</tool_call>" for raw in raws)
-    turn = parse_turn(f"{text}\n{blocks}" if text else blocks, prefilled_think)
-    inline = len(turn.calls) - len(raws)
-    ids: list[str | None] = [None] * inline
-    return turn, ids + [call.get("id") if isinstance(call, Mapping) else None for call in given]
+    # A call in plain text is only quoted where the server has parted the calls from the text.
+    turn = replace(turn, calls=tuple(call for call in turn.calls if foreign_style(call.error) not in PLAIN))
+    ids: list[str | None] = [None] * len(turn.calls)
+    calls = [read_call(_raw_call(call)) for call in given]
+    return _with_calls(turn, calls), ids + [call.get("id") if isinstance(call, Mapping) else None for call in given]
+
+
+def _with_calls(turn: Turn, calls: list[ToolCall]) -> Turn:
+    """The turn of a message whose server has parted calls and text; the calls are written behind the text."""
+    blocks = "\n".join(f"<tool_call>\n{call.raw}\n</tool_call>" for call in calls)
+    faults = [fault for fault in turn.faults if fault != "empty_turn"]
+    if turn.stopped and "call_and_answer" not in faults:
+        faults.append("call_and_answer")
+    return replace(
+        turn,
+        text=f"{turn.text}\n{blocks}" if turn.text else blocks,
+        calls=(*turn.calls, *calls),
+        answer=turn.answer if turn.stopped else None,
+        faults=tuple(faults),
+    )
 
 
 def _raw_call(call: Any) -> str:

@@ -31,6 +31,7 @@ from typing import Any
 from rltr_verl.call_styles import (
     HERMES,
     PLAIN,
+    PLAIN_MARKS,
     PLAIN_RESPONSES,
     PLAIN_ROLES,
     RESPONSES,
@@ -107,8 +108,8 @@ def parse_turn(text: str, prefilled_think: bool = False) -> Turn:
 def parse_with(grammar: Grammar, text: str, prefilled_think: bool = False, body: str | None = None) -> Turn:
     """:func:`parse_turn` under another grammar. ``body`` is read in place of ``text`` where a family's thoughts have
     been put into ``<think>`` first."""
-    text = _SURROGATE.sub("\ufffd", text)
-    scan = _Scan(grammar, _without_turn_end(text if body is None else body), thinking=prefilled_think)
+    text = clean(text)
+    scan = _Scan(grammar, _without_turn_end(text if body is None else clean(body)), thinking=prefilled_think)
     scan.run()
     return scan.turn(text)
 
@@ -117,8 +118,9 @@ def _without_turn_end(text: str) -> str:
     """``text`` without the end-of-turn tokens at its end; more than two of them are no ending but a fault."""
     body = text.rstrip()
     for _ in range(2):
-        token = next((token for token in TURN_ENDS if body.endswith(token)), "")
-        body = body[: len(body) - len(token)].rstrip()
+        if body.endswith(TURN_ENDS):
+            token = next(token for token in TURN_ENDS if body.endswith(token))
+            body = body[: -len(token)].rstrip()
     return body
 
 
@@ -233,8 +235,10 @@ class _Scan:
                 self._fault("forged_role")
             if PLAIN_RESPONSES.search(visible):
                 self._fault("forged_tool_response")
-        if not any(mark in visible for mark in "{[✿") and "Action Input" not in visible:
+        if not any(mark in visible for mark in PLAIN_MARKS):
             return
+        if (self.calls or self.answers) and not _PLAIN.match(visible):
+            return  # beside a call or the stop marker, prose may well quote one
         found = list(itertools.islice(_PLAIN.finditer(visible), MAX_UNREADABLE))
         for match, following in itertools.zip_longest(found, found[1:]):
             raw = visible[match.start() : following and following.start()].strip()
@@ -386,13 +390,32 @@ _DECODER = json.JSONDecoder(
 )
 
 
+def clean(text: str) -> str:
+    """``text`` with lone surrogates, which no UTF-8 file or request can carry, replaced by U+FFFD."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATE.sub("\ufffd", text)
+    return text
+
+
 def _clean(value: Any) -> Any:
-    """Replace lone surrogates, which no UTF-8 file or request can carry, by U+FFFD."""
     if isinstance(value, str):
-        return value if value.isascii() else _SURROGATE.sub("\ufffd", value)
+        return value if value.isascii() else clean(value)
     if isinstance(value, list):
         return [_clean(item) for item in value]
     return value
+
+
+def read_call(raw: str) -> ToolCall:
+    """One call given as the JSON text of ``{"name", "arguments"}``, without any tags."""
+    raw = clean(raw)
+    try:
+        return to_call(_DECODER.decode(raw), raw)
+    except (ValueError, RecursionError) as error:
+        return ToolCall(name_hint(raw), None, raw, _why(error))
 
 
 def to_call(value: Any, raw: str | None) -> ToolCall:

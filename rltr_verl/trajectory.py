@@ -39,6 +39,8 @@ TOOL_SIDE = frozenset({Status.TOOL_FAILED, Status.TIMEOUT, Status.INFRASTRUCTURE
 """Faults of the surroundings: never charged, and calling again after one is no repeat."""
 
 
+_KEY = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
+
 CUT_ENDS = frozenset({"length", "aborted"})
 """Endings that may stand in the middle of a turn."""
 
@@ -61,7 +63,7 @@ class ToolCall:
         """
         if self.arguments is None:
             return f"raw:{self.raw.strip()}"
-        return json.dumps([self.name, _canonical(self.arguments)], ensure_ascii=False, sort_keys=True)
+        return _KEY.encode([self.name, _canonical(self.arguments)])
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, str):
-        return "s:" + " ".join(unicodedata.normalize("NFKC", value).split())
+        return "s:" + " ".join((value if value.isascii() else unicodedata.normalize("NFKC", value)).split())
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):

@@ -137,6 +137,45 @@ def test_unreadable_messages_are_one_clear_error(messages, message):
         Trajectory.from_messages(messages, "q")
 
 
+@pytest.mark.parametrize(
+    ("content", "faults"),
+    [
+        ("<think>never closed", ("unbalanced_think",)),
+        ("<answer>4", ("call_and_answer",)),
+        ("", ()),
+        (None, ()),
+        ("I search.", ()),
+        ("<think>a</think>", ()),
+        ("a</think>b", ("unbalanced_think",)),
+        ('{"name": "search", "parameters": {"query": "x"}}', ()),
+        ("<tool_call>{", ()),
+        ("<function=search></function>", ()),
+    ],
+)
+def test_calls_that_the_server_has_parted_from_the_text_stay_with_their_observations(content, faults):
+    messages = [
+        assistant(content, tool_calls=[call("a", "1"), call("b", "2")]),
+        observed("for b", tool_call_id="2"),
+        observed("for a", tool_call_id="1"),
+    ]
+    trajectory = Trajectory.from_messages(messages, "q")
+    seen = [(item.call.arguments, item.observation.text) for item in trajectory.executed() if not item.call.error]
+    assert seen == [({"query": "a"}, "for a"), ({"query": "b"}, "for b")]
+    assert trajectory.turns[0].faults == faults
+    assert sum(item.call.error is not None for item in trajectory.executed()) == (
+        (content or "").startswith(("<f", "<to"))
+    )
+
+
+def test_many_strange_calls_stay_as_many():
+    strange = [{"function": {"name": "search", "arguments": "{"}}, [{"name": "a", "arguments": {}}], "\ud800"] * 40
+    assert len(Trajectory.from_messages([assistant("", tool_calls=strange)], "q").turns[0].calls) == 120
+
+
+def test_an_empty_list_of_calls_is_none():
+    assert Trajectory.from_messages([assistant("<answer>", tool_calls=[])], "q").end == "answer"
+
+
 @pytest.mark.parametrize("item", [3, None, {}, {"function": 3}, {"function": {"name": "search"}}])
 def test_a_strange_tool_call_is_an_unreadable_call(item):
     assert statuses(Trajectory.from_messages([assistant("", tool_calls=[item])], "q")) == [Status.UNREADABLE]
