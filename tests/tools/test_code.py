@@ -167,6 +167,11 @@ def test_the_log_says_at_start_what_holds(caplog, monkeypatch):
         check_tools(load_tools(["code"], {"code": {"isolation": "full"}}))
 
 
+def test_a_limit_of_nothing_is_refused_at_start():
+    with pytest.raises(ConfigError, match="memory_mb"):
+        check_tools(load_tools(["code"], {"code": {"memory_mb": 0}}))
+
+
 def test_the_model_sees_one_argument():
     parameters = load_tools(["code"])["code"].parameters
     assert list(parameters["properties"]) == ["code"]
