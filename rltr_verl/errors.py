@@ -88,6 +88,10 @@ class BudgetSpent(Unscored):
     """The judge has cost what ``rltr.judge.budget`` allows. No further request is sent."""
 
 
+class MaskError(RltrError):
+    """Tokens would be trained that the policy did not sample, or sampled ones would not be."""
+
+
 class JudgeOutage(RltrError):
     """So many trajectories are unscored that training stops; names the judge, the last reason and how often it came."""
 

@@ -20,6 +20,7 @@ from rltr_verl.config import RltrSettings, from_omegaconf
 from rltr_verl.dump import TrajectoryDump
 from rltr_verl.errors import DataError, Unscored
 from rltr_verl.judge import Checker, build_checker
+from rltr_verl.masks import TRAINED_FIELD
 from rltr_verl.rollout import unscored
 from rltr_verl.scoring import ScoredTrajectory, Scorer
 from rltr_verl.trajectory import TRAJECTORY_FIELD, Trajectory
@@ -70,7 +71,7 @@ class RltrRewardManager(RewardManagerBase):
         row = _row(fields)
         scored = await self.scorer.score(trajectory, row)
         if self.dump:
-            self.dump.write(_record(fields, row, sent, scored))
+            self.dump.write({**_record(fields, row, sent, scored), **_ids(data, fields)})
         if scored.total is None:
             reason = scored.unscored or "no verdict"
             await unscored.report(str(fields.get("uid")), int(fields.get("session_id", 0)), reason)
@@ -118,3 +119,13 @@ def _record(
     origin = {key: fields.get(key) for key in ("uid", "session_id", "global_steps", "data_source")}
     known = {key: row.get(key) for key in ("index", "split", "kind", "lang", "needs")}
     return {**origin, **known, **scored.record(), "trajectory": trajectory}
+
+
+def _ids(data: DataProto, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The last sequence's ids and which of them train: what ``rltr verify-masks`` reads."""
+    trained = (fields.get("tool_extra_fields") or {}).get(TRAINED_FIELD)
+    if trained is None:
+        return {}
+    prompt, response = (data.batch[name][-1] for name in ("prompts", "responses"))
+    ids = {"prompt_ids": prompt[: fields["prompt_len"]], "response_ids": response[: fields["response_len"]]}
+    return {**{name: values.tolist() for name, values in ids.items()}, "trained": json.loads(trained)}

@@ -20,6 +20,7 @@ from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
 from rltr_verl.config import from_omegaconf
+from rltr_verl.masks import TRAINED_FIELD, trained_spans
 from rltr_verl.parsing import STOP_MARKER
 from rltr_verl.rollout.call_formats import stop_token_ids
 from rltr_verl.rollout.turns import Generate, Planner, Rollout, query_of, take_turns
@@ -124,6 +125,7 @@ class PlannerLoop(AgentLoopBase):
             rollout.add_context([self.tokenizer.eos_token_id or 0])  # type: ignore[attr-defined]
         fields = {**extra, "turn_scores": [], "tool_rewards": []}
         fields[TRAJECTORY_FIELD] = json.dumps(trajectory.to_dict(), ensure_ascii=False)
+        fields[TRAINED_FIELD] = json.dumps(trained_spans(rollout.mask))
         fields[TOOL_METRICS_FIELD] = json.dumps(tool_metrics(trajectory, self._planner.schemas))
         return AgentLoopOutput(
             prompt_ids=rollout.prompt_ids,

@@ -40,12 +40,16 @@ _WINDOW = 32
 
 @dataclass(frozen=True)
 class Glue:
-    """Texts around observations: ``before`` the first, ``between`` two, ``after`` the last (opens the next turn)."""
+    """Texts around observations: ``before`` the first, ``between`` two, ``after`` the last (opens the next turn).
+
+    ``as_json`` tells that the template writes a result as a JSON string, quotes and line breaks escaped.
+    """
 
     turn_end: str
     before: str
     between: str
     after: str
+    as_json: bool = False
 
 
 class ChatTemplate:
@@ -57,7 +61,7 @@ class ChatTemplate:
         template_kwargs: further arguments of ``apply_chat_template`` (``enable_thinking``, ...).
 
     Raises:
-        ModelError: the tokenizer has no chat template, or the template drops tool messages.
+        ModelError: the tokenizer has no chat template, or the template drops or refuses tool messages.
     """
 
     def __init__(
@@ -108,11 +112,7 @@ class ChatTemplate:
 
         Raises ModelError where the template refuses the conversation.
         """
-        try:
-            return self.encode(self._render(list(map(dict, messages)), list(map(dict, schemas)), open_turn))
-        except TemplateError as error:
-            problem, fix = f"the chat template refuses the conversation ({error})", "use another chat template."
-            raise ModelError(problem, where=str(self._tokenizer.name_or_path), fix=fix) from None
+        return self.encode(self._render(list(map(dict, messages)), list(map(dict, schemas)), open_turn))
 
     @cached_property
     def opened(self) -> str:
@@ -210,7 +210,9 @@ class ChatTemplate:
         return text if len(offsets) <= n else text[offsets[-n - 1][1] :]
 
     def _offsets(self, text: str) -> list[tuple[int, int]]:
-        return self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        """Where in ``text`` each of its tokens stands."""
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return encoded["offset_mapping"]
 
     def _fitting(self, longest: int, n: int, part: Callable[[int], str]) -> int:
         """How many characters make at most ``n`` tokens, for tokenizers that do not tell where a token stands."""
@@ -224,7 +226,8 @@ class ChatTemplate:
         return text
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        """Ids of a text, without anything around it and without a warning about the tokenizer's own length limit."""
+        return self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of sampled ids, special tokens kept: a forged control token must be seen."""
@@ -232,6 +235,8 @@ class ChatTemplate:
 
     def _joined(self, pieces: Sequence[str], turn_ended: bool) -> str:
         start = "" if turn_ended else self.glue.turn_end
+        if self.glue.as_json:
+            pieces = [json.dumps(piece, ensure_ascii=False)[1:-1] for piece in pieces]
         return start + self.glue.before + self.glue.between.join(pieces) + self.glue.after
 
     def _encode_prompt(self, key: str) -> tuple[int, ...]:
@@ -239,9 +244,13 @@ class ChatTemplate:
         return tuple(self.encode(self._render(messages, shown)))
 
     def _render(self, messages: list[dict[str, Any]], shown: list[dict[str, Any]], open_turn: bool = True) -> str:
-        return self._tokenizer.apply_chat_template(
-            messages, tools=shown or None, add_generation_prompt=open_turn, tokenize=False, **self._kwargs
-        )
+        try:
+            return self._tokenizer.apply_chat_template(
+                messages, tools=shown or None, add_generation_prompt=open_turn, tokenize=False, **self._kwargs
+            )
+        except TemplateError as error:
+            problem, fix = f"the chat template refuses the conversation ({error})", "use another chat template."
+            raise ModelError(problem, where=str(self._tokenizer.name_or_path), fix=fix) from None
 
     def _find_glue(self) -> Glue:
         user, assistant, first, second = _MARKS
@@ -263,7 +272,9 @@ class ChatTemplate:
         opening, rest = tail.split(first, 1)
         between, after = rest.split(second, 1)
         turn_end, before = self._split_turn_end(opening)
-        return Glue(turn_end, before, between, after)
+        probe = f'{first}"\n{second}'
+        escaped = json.dumps(probe) in self._render([*messages[:2], {"role": "tool", "content": probe}], self._schemas)
+        return Glue(turn_end, before, between, after, as_json=escaped)
 
     def _split_turn_end(self, opening: str) -> tuple[str, str]:
         """Part the text behind an assistant turn into its end-of-turn token and the rest.

@@ -71,6 +71,13 @@ def test_a_broken_mask_is_shown_and_fails(tmp_path):
     assert "the policy wrote 'I call.<|im_end|>'" in result.output
 
 
+def test_what_steers_a_terminal_is_shown_and_not_sent(tmp_path):
+    broken = record("qwen2.5", "\x1b[2J\x07 gone")
+    broken["trajectory"]["turns"][0]["observations"][0]["text"] = "another"
+    result = run(tmp_path, "qwen2.5", [broken, broken])
+    assert result.exit_code == 1 and "\x1b" not in result.output and "\\x1b" in result.output
+
+
 def test_an_observation_that_the_record_does_not_hold_fails(tmp_path):
     broken = record("qwen2.5")
     broken["trajectory"]["turns"][0]["observations"][0]["text"] = "42 degrees"

@@ -142,6 +142,12 @@ def test_tokenizers_that_cannot_serve_are_refused(world):
     tokenizer.chat_template = "{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
     with pytest.raises(ModelError, match="drops tool messages.*Fix: use a chat template"):
         ChatTemplate(tokenizer, [])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}"
+        "{% if m.role == 'tool' %}{{ raise_exception('a name is missing') }}{% endif %}{% endfor %}"
+    )
+    with pytest.raises(ModelError, match="refuses the conversation .a name is missing"):
+        ChatTemplate(tokenizer, [])
     tokenizer.chat_template = None
     with pytest.raises(ModelError, match="no chat template.*custom_chat_template"):
         ChatTemplate(tokenizer, [])

@@ -14,6 +14,7 @@ from rltr_verl._compose import compose_recipe
 from rltr_verl.errors import DataError
 from rltr_verl.rollout.planner_loop import PlannerLoop
 from rltr_verl.rollout.template import ChatTemplate
+from rltr_verl.tool_metrics import TOOL_METRICS_FIELD
 from rltr_verl.trajectory import TRAJECTORY_FIELD, Trajectory
 from rltr_verl.world import WorldSizes, build_world
 
@@ -70,3 +71,10 @@ async def test_a_selection_of_unknown_tools_stops_the_run(world, tokenizer):
     row = {"raw_prompt": [{"role": "user", "content": "q"}], "extra_info": {"index": 3, "tool_selection": ["serach"]}}
     with pytest.raises(DataError, match="row 3: .*tool_selection' names 'serach'"):
         await loop(world, tokenizer).run({}, **row)
+
+
+async def test_figures_of_every_tool_go_along_with_the_trajectory(world, tokenizer):
+    output = await loop(world, tokenizer).run({}, raw_prompt=[{"role": "user", "content": "q"}])
+    figures = json.loads(output.extra_fields[TOOL_METRICS_FIELD])
+    assert {name.split("/")[1] for name in figures} == {"search", "calculator", "days_between"}
+    assert set(figures.values()) == {0.0}

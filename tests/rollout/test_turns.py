@@ -3,7 +3,10 @@ tools are real."""
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import itertools
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -12,7 +15,7 @@ from transformers import AutoTokenizer
 from rltr_verl.config import load_settings
 from rltr_verl.errors import DataError
 from rltr_verl.rollout.turns import Planner, Rollout, take_turns
-from rltr_verl.trajectory import Status
+from rltr_verl.trajectory import Status, Turn
 from rltr_verl.world import build_world
 
 
@@ -44,7 +47,9 @@ def call(name: str, **arguments: str) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-async def play(planner: Planner, texts: list[str], limit: int = 400, ids: list[list[int]] | None = None) -> Rollout:
+async def play(
+    planner: Planner, texts: list[str], limit: int = 400, ids: list[list[int]] | None = None, row: dict | None = None
+) -> Rollout:
     """Take turns with an engine that samples the given texts (or ids); log-probs count the sampled tokens."""
     encode = planner.template.encode
     outputs = iter(ids if ids is not None else [encode(text) for text in texts])
@@ -56,7 +61,7 @@ async def play(planner: Planner, texts: list[str], limit: int = 400, ids: list[l
         return Output(token_ids, [-float(next(counter)) for _ in token_ids])
 
     rollout = Rollout(planner.template.prompt_ids([{"role": "user", "content": "What is 40 + 2?"}]), limit)
-    await take_turns(planner, rollout, generate, list(planner.schemas))
+    await take_turns(planner, rollout, generate, list(planner.schemas), row)
     return rollout
 
 
@@ -149,3 +154,96 @@ def test_a_selection_of_unknown_tools_is_refused(world, tokenizer):
     made = planner(world, tokenizer)
     with pytest.raises(DataError, match="row 7: field 'extra_info.tool_selection' names 'serach'.*search, calculator"):
         made.shown({"tool_selection": ["calculator", "serach"], "index": 7})
+
+
+STATEFUL = '''
+from rltr_verl import tool
+
+LOG = []
+
+@tool
+class Counter:
+    def open(self, row):
+        self.count = row.get("start", 0)
+        LOG.append("open")
+
+    @tool
+    def more(self) -> str:
+        """Count on."""
+        self.count += 1
+        return f"count {self.count}"
+
+    def close(self):
+        LOG.append("close")
+'''
+
+
+@pytest.fixture
+def counter(tmp_path, tokenizer):
+    path = tmp_path / "counter.py"
+    path.write_text(STATEFUL)
+    made = Planner.build(load_settings({"tools": [str(path)], "rollout": {"max_turns": 5}}), tokenizer)
+    module = next(value for name, value in sys.modules.items() if str(getattr(value, "__file__", "")) == str(path))
+    return made, module.LOG
+
+
+async def test_a_tool_with_state_counts_over_the_turns_of_a_trajectory(counter):
+    made, log = counter
+    rollout = await play(made, [call("more") + "<|im_end|>", call("more") + "<|im_end|>", "<answer>"], row={"start": 4})
+    assert [turn.observations[0].text for turn in rollout.turns[:2]] == ["count 5", "count 6"]
+    assert log == ["open", "close"]
+
+
+@pytest.mark.parametrize("how", ["aborted", "engine fails", "cancelled"])
+async def test_tools_with_state_are_closed_however_the_trajectory_ends(counter, how):
+    made, log = counter
+    waiting = asyncio.Event()
+
+    async def generate(prompt: list[int], max_tokens: int) -> Output:
+        if not log:
+            return Output(made.template.encode(call("more") + "<|im_end|>"), None)
+        if how == "engine fails":
+            raise RuntimeError("out of memory")
+        if how == "cancelled":
+            waiting.set()
+            await asyncio.sleep(60)
+        return Output([], None, "aborted")
+
+    rollout = Rollout(made.template.prompt_ids([{"role": "user", "content": "q"}]), 400)
+    task = asyncio.create_task(take_turns(made, rollout, generate, list(made.schemas)))
+    if how == "cancelled":
+        await waiting.wait()
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert log == ["open", "close"]
+    assert how != "aborted" or rollout.end == "aborted"
+
+
+@pytest.mark.parametrize(("cut", "seen"), [("head", "a"), ("tail", "z"), ("middle", "az")])
+async def test_long_observations_are_cut_as_the_recipe_says(tmp_path, tokenizer, cut, seen):
+    path = tmp_path / "long.py"
+    body = 'def long() -> str:\n    """Long."""\n    return "aa " * 4000 + "bb " * 2000000 + "zz " * 4000\n'
+    path.write_text(f"from rltr_verl import tool\n\n@tool\n{body}")
+    rollout = {"max_observation_tokens": 64, "observation_cut": cut}
+    made = Planner.build(load_settings({"tools": [str(path)], "rollout": rollout}), tokenizer)
+    played = await play(made, [call("long") + "<|im_end|>", "<answer>"])
+    text = played.turns[0].observations[0].text
+    assert set(text.replace("...[cut]...", "").split()) <= {letter * n for letter in seen for n in (1, 2)}
+    assert len(made.template.encode(text)) <= 64
+    context = made.template.decode([token for bit, ids in spans(played) if bit == 0 for token in ids])
+    assert text in context
+
+
+async def test_calls_beyond_max_parallel_calls_are_each_told(world, tokenizer):
+    made = planner(world, tokenizer, max_parallel_calls=1)
+    text = "\n".join(call("calculator", expression=f"{n} + 0") for n in (1, 2, 3)) + "<|im_end|>"
+    played = await play(made, [text, "<answer>"])
+    statuses = [item.status for item in played.turns[0].observations]
+    assert statuses == [Status.OK, Status.NOT_EXECUTED, Status.NOT_EXECUTED]
+    assert all("Not executed" in item.text for item in played.turns[0].observations[1:])
+
+
+async def test_calls_are_read_as_the_planner_says(world, tokenizer):
+    made = planner(world, tokenizer)
+    read = dataclasses.replace(made, read=lambda text: Turn(text, stopped=True))
+    assert (await play(read, ["anything"])).end == "answer"
