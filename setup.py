@@ -60,6 +60,7 @@ setup(
     },
     entry_points={
         "verl.plugins": ["rltr_verl = rltr_verl.plugin"],
+        "pytest11": ["rltr_verl.pytest_plugin = rltr_verl.pytest_plugin"],
         "console_scripts": ["rltr = rltr_verl.cli.main:app"],
     },
 )

@@ -11,6 +11,7 @@ from rltr_verl.call_styles import PLAIN, foreign_style
 from rltr_verl.errors import DataError
 from rltr_verl.parsing import parse_turn, read_call
 from rltr_verl.schemas import argument_problem, schema_index
+from rltr_verl.tool_arguments import coerced
 from rltr_verl.trajectory import Observation, Status, ToolCall, Trajectory, Turn, is_tool_fault
 
 Message = Mapping[str, Any]
@@ -153,7 +154,9 @@ def call_status(call: ToolCall, index: Mapping[str, Message]) -> Status:
         return Status.OK
     if call.name is None or call.name not in index:
         return Status.UNKNOWN_TOOL
-    return Status.BAD_ARGUMENTS if argument_problem(index[call.name], call.arguments) else Status.OK
+    parameters = index[call.name]
+    problem = argument_problem(parameters, coerced(parameters, call.arguments))
+    return Status.BAD_ARGUMENTS if problem else Status.OK
 
 
 def structured_status(text: str) -> Status:

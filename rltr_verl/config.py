@@ -36,10 +36,10 @@ class RolloutSettings(Settings):
     max_turns: int = Field(10, ge=1, description="Assistant turns a trajectory may take [ours].")
     max_parallel_calls: int = Field(4, ge=1, description="Calls of one turn that are executed [ours].")
     tool_timeout_s: float = Field(30.0, gt=0, description="Wall time of one tool call [ours].")
-    tool_retries: int = Field(1, ge=0, description="Further attempts after a fault of the surroundings [ours].")
-    tool_concurrency: int = Field(64, ge=1, description="Calls of one tool at once, over all trajectories [ours].")
+    tool_retries: int = Field(1, ge=0, description="Further attempts after the status infrastructure [ours].")
+    tool_concurrency: int = Field(512, ge=1, description="Calls of one tool at once, over all trajectories [ours].")
     tool_rest_after: int = Field(
-        20, ge=1, description="Faults of the surroundings in a row after which a tool rests [ours]."
+        20, ge=1, description="Statuses timeout or infrastructure in a row after which a tool rests [ours]."
     )
     tool_rest_s: float = Field(30.0, ge=0, description="How long it rests; calls meanwhile fail at once [ours].")
     tool_limits: dict[str, ToolLimits] = Field(default_factory=dict, description="Per tool; see ToolLimits.")

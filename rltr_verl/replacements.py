@@ -89,13 +89,6 @@ REPLACEMENTS = (
         where="cpu",
     ),
     Replacement(
-        module="verl.workers.rollout.vllm_rollout.bucketed_weight_transfer",
-        attribute="rebuild_shared_memory",
-        ours="rltr_verl.cpu.vllm_weights:rebuild_shared_memory",
-        reason="Its mapping cannot be closed while a view of it lives, and on the CPU weights are views. (vLLM)",
-        where="cpu",
-    ),
-    Replacement(
         module="vllm.model_executor.layers.utils",
         attribute="dispatch_cpu_unquantized_gemm",
         ours="rltr_verl.cpu.vllm_weights:dispatch_cpu_unquantized_gemm",

@@ -23,6 +23,7 @@ from rltr_verl.judge import Checker, build_checker
 from rltr_verl.masks import TRAINED_FIELD
 from rltr_verl.rollout import unscored
 from rltr_verl.scoring import ScoredTrajectory, Scorer
+from rltr_verl.tool_metrics import TOOL_METRICS_FIELD
 from rltr_verl.trajectory import TRAJECTORY_FIELD, Trajectory
 
 NAME = "rltr"
@@ -76,7 +77,7 @@ class RltrRewardManager(RewardManagerBase):
             reason = scored.unscored or "no verdict"
             await unscored.report(str(fields.get("uid")), int(fields.get("session_id", 0)), reason)
             raise Unscored(reason, where=f"row {row.get('index', '?')}")
-        return {"reward_score": scored.total, "reward_extra_info": scored.metrics}
+        return {"reward_score": scored.total, "reward_extra_info": scored.metrics | _tool_figures(fields)}
 
 
 def _hosted_checker(config: Any, settings: RltrSettings, address: str | None) -> Checker | None:
@@ -119,6 +120,12 @@ def _record(
     origin = {key: fields.get(key) for key in ("uid", "session_id", "global_steps", "data_source")}
     known = {key: row.get(key) for key in ("index", "split", "kind", "lang", "needs")}
     return {**origin, **known, **scored.record(), "trajectory": trajectory}
+
+
+def _tool_figures(fields: Mapping[str, Any]) -> dict[str, float]:
+    """Counts and seconds per tool, as the loop found them; the same keys for every row."""
+    sent = (fields.get("tool_extra_fields") or {}).get(TOOL_METRICS_FIELD)
+    return json.loads(sent) if sent else {}
 
 
 def _ids(data: DataProto, fields: Mapping[str, Any]) -> dict[str, Any]:

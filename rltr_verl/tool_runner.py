@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import logging
 import random
 import time
+import traceback
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -104,7 +106,7 @@ class ToolRunner:
                 return await self.run(calls, allowed, opened)
         names = set(self._lanes) if allowed is None else set(allowed) & set(self._lanes)
         running = [self._one(call, names, trajectory) for call in calls[: self._limit]]
-        done = list(await asyncio.gather(*running))
+        done = [await running[0]] if len(running) == 1 else list(await asyncio.gather(*running))
         refused = f"Not executed: at most {self._limit} calls a turn are run. Call again in your next turn."
         done += [Observation(refused, Status.NOT_EXECUTED, call.name) for call in calls[self._limit :]]
         return tuple(done)
@@ -140,8 +142,7 @@ class Lane:
 
     async def run(self, given: Mapping[str, Any], trajectory: ToolTrajectory) -> Outcome:
         """Status and text of one call; never raises for anything that the policy or the tool does."""
-        arguments = coerced(self.tool.parameters, given)
-        problem = argument_problem(self.tool.parameters, arguments)
+        arguments, problem = self._checked(given)
         if problem:
             return Status.BAD_ARGUMENTS, f"Error: bad arguments for '{self.tool.name}': {problem}."
         kept = self._cache.get(arguments) if self._cache else None
@@ -153,6 +154,16 @@ class Lane:
         if self._cache and status is Status.OK:
             self._cache.put(arguments, text)
         return status, text
+
+    def _checked(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """The arguments as the tool takes them, and what is wrong with them."""
+        try:
+            arguments = coerced(self.tool.parameters, given)
+            problem = argument_problem(self.tool.parameters, arguments)
+            json.dumps(arguments)  # what cannot be written cannot be kept, dumped or compared either
+            return arguments, problem
+        except RecursionError:
+            return {}, "they are nested too deeply"
 
     async def _attempts(self, arguments: dict[str, Any], trajectory: ToolTrajectory) -> Outcome:
         """Try until something other than ``infrastructure`` comes, the attempts are used up or the tool rests."""
@@ -185,9 +196,14 @@ class Lane:
 
     def _log(self, error: Exception) -> None:
         """Warn of a crash; with the traceback where it is the first of its kind."""
-        kind, known = type(error).__name__, type(error) in self._seen
+        described = traceback.format_exception_only(error)[-1].strip()  # also where str(error) fails
+        logger.warning(
+            "tool '%s' raised %.500s",
+            self.tool.name,
+            described,
+            exc_info=error if type(error) not in self._seen else None,
+        )
         self._seen.add(type(error))
-        logger.warning("tool '%s' raised %s: %.500s", self.tool.name, kind, error, exc_info=not known)
 
     async def _call(self, arguments: dict[str, Any], trajectory: ToolTrajectory) -> str:
         if self.tool.state is None:

@@ -297,20 +297,14 @@ def _stem(module: ModuleType) -> str:
 
 
 def _marked(module: ModuleType) -> Iterable[Callable[..., Any]]:
-    """The module's own functions and classes under ``@tool``, as they stand in its file."""
+    """The module's own functions and classes under ``@tool``, in the order of its file."""
     own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
     for value in own:
         if inspect.isclass(value) and _MARK not in vars(value) and any(_MARK in vars(m) for m in _methods(value)):
             raise undefined(
                 value, "has methods under @tool and is not under @tool itself", "put @tool above the class."
             )
-    found = [value for value in own if isinstance(getattr(value, "__dict__", {}).get(_MARK), _Mark)]
-    return sorted(found, key=_line)
-
-
-def _line(target: Callable[..., Any]) -> int:
-    line = place(target).rpartition(":")[2]
-    return int(line) if line.isdigit() else 0
+    return [value for value in own if isinstance(getattr(value, "__dict__", {}).get(_MARK), _Mark)]
 
 
 def _module(source: str) -> ModuleType:

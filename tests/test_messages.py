@@ -80,7 +80,7 @@ def test_reasoning_content_is_thought():
     [
         (raw(), Status.OK),
         (raw(name="serach"), Status.UNKNOWN_TOOL),
-        (raw(query=3), Status.BAD_ARGUMENTS),
+        (raw(query=[3]), Status.BAD_ARGUMENTS),
         (raw(query=" "), Status.BAD_ARGUMENTS),
         ('<tool_call>{"name": "search"}</tool_call>', Status.UNREADABLE),
     ],

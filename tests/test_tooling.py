@@ -8,6 +8,7 @@ import pytest
 
 from rltr_verl import tool
 from rltr_verl.errors import ConfigError, ToolDefinitionError
+from rltr_verl.schemas import argument_problem
 from rltr_verl.tooling import check_tools, describe, load_tools, shipped_tools
 
 
@@ -173,3 +174,71 @@ def test_a_check_of_something_that_is_no_setting_is_refused():
         def greet(name: str, *, greeting: str) -> str:
             """Greet somebody."""
             return name
+
+
+PROVIDER = '''
+    from rltr_verl.tooling import Tool, describe
+
+    def provide_tools(*, count: int = 1):
+        def echo(text: str) -> str:
+            """Echo."""
+            return text
+        return [Tool(f"echo{n}", {**describe(echo)}, echo) for n in range(count)]
+    '''
+
+
+def test_a_module_may_provide_tools_that_its_settings_decide(tmp_path):
+    path = write(tmp_path, PROVIDER)
+    assert list(load_tools([path])) == ["echo0"]
+    assert list(load_tools([path], {"mine": {"count": 3}})) == ["echo0", "echo1", "echo2"]
+    with pytest.raises(ConfigError, match="rltr.tool_settings.mine: unknown setting 'cont'.*did you mean 'count'"):
+        load_tools([path], {"mine": {"cont": 3}})
+
+
+def test_a_clash_names_both_places(tmp_path):
+    (tmp_path / "a").mkdir()
+    body = '@tool\ndef mine(x: str) -> str:\n    """Mine."""\n    return x\n'
+    first, second = write(tmp_path, body), write(tmp_path / "a", body)
+    with pytest.raises(ConfigError, match=r"'mine' \(.*/mine.py:3 and .*/a/mine.py:3\)"):
+        load_tools([first, second])
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("x = 1\nimport no_such_module_here\n", r"mine\.py:4: the file cannot be imported \(ModuleNotFoundError"),
+        ("def f(:\n", r"mine\.py:3: the file cannot be imported \(SyntaxError"),
+        ("1 / 0\n", r"mine\.py:3: the file cannot be imported \(ZeroDivisionError"),
+        ('@tool\ndef f(x: "Missing") -> str:\n    """F."""\n', r"mine\.py:3: .*type that cannot be read"),
+        ('@tool\ndef f(x: object()) -> str:\n    """F."""\n', r"mine\.py:3: .*'f' has a type"),
+        ('@tool\ndef f(x: int = object()) -> str:\n    """F."""\n', r"mine\.py:3: .*default of 'x' without JSON form"),
+        ('@tool\ndef f(x: str, /) -> str:\n    """F."""\n', r"mine\.py:3: .*'x' by position only"),
+        ('@tool\ndef f(x) -> str:\n    """F."""\n', r"mine\.py:3: .*no type for 'x'"),
+        ("@tool\ndef f(x: int) -> str:\n    return ''\n", r"mine\.py:3: .*no docstring"),
+    ],
+)
+def test_a_file_that_defines_no_tool_properly_is_one_error_with_its_line(tmp_path, body, problem):
+    with pytest.raises((ConfigError, ToolDefinitionError), match=problem):
+        load_tools([write(tmp_path, body)])
+
+
+def test_nested_types_keep_their_definitions_at_the_root(tmp_path):
+    body = """
+        from pydantic import BaseModel
+
+        class Point(BaseModel):
+            x: int
+
+        @tool
+        def path(points: list[Point]) -> str:
+            '''Go.'''
+            return str(len(points))
+        """
+    parameters = load_tools([write(tmp_path, body)])["path"].parameters
+    assert argument_problem(parameters, {"points": [{"x": 1}]}) is None
+    assert "'x' is a required property" in (argument_problem(parameters, {"points": [{}]}) or "")
+
+
+def test_pure_reaches_the_tool(tmp_path):
+    body = '@tool(pure=True)\ndef f(x: str) -> str:\n    """F."""\n    return x\n'
+    assert load_tools([write(tmp_path, body)])["f"].pure

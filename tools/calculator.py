@@ -23,7 +23,7 @@ _ALLOWED = re.compile(r"[\d\s.+\-*/%()]+", re.ASCII)
 _SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-", "–": "-", "^": "**"})
 
 
-@tool
+@tool(pure=True)
 def calculator(expression: str) -> str:
     """Compute an arithmetic expression with + - * / // % ** and brackets.
 

@@ -8,7 +8,7 @@ from rltr_verl import tool
 from rltr_verl.errors import BadArguments
 
 
-@tool
+@tool(pure=True)
 def days_between(start: str, end: str) -> str:
     """Count the days from one date to another; negative when the second is earlier.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -29,15 +30,31 @@ def test_tool(
 
     Ends with status 1 if a check fails, with 2 if the tools or options cannot be read, else with 0.
     """
-    logging.getLogger("rltr_verl").setLevel(logging.CRITICAL)  # the table says what fails
     given = _per_tool(settings, "--settings"), _per_tool(arguments, "--arguments")
-    try:
-        subjects = load_subjects(source, *given, timeout_s=timeout)
-        findings = [finding for subject in subjects for finding in examine(subject)]
-    except ToolDefinitionError as error:
-        findings = [Finding("-", "definition", "failed", str(error))]
+    with _quiet():
+        findings = _examine(source, given, timeout)
     _print(findings)
     raise typer.Exit(int(any(finding.verdict == "failed" for finding in findings)))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without log lines: the table says what fails."""
+    logger = logging.getLogger("rltr_verl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _examine(source: str, given: tuple[Mapping[str, Any], Mapping[str, Any]], timeout: float) -> list[Finding]:
+    try:
+        subjects = load_subjects(source, *given, timeout_s=timeout)
+        return [finding for subject in subjects for finding in examine(subject)]
+    except ToolDefinitionError as error:
+        return [Finding("-", "definition", "failed", str(error))]
 
 
 def _per_tool(text: str, option: str) -> Mapping[str, Mapping[str, Any]]:

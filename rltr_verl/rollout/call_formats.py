@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any, cast
-
-from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
+from typing import TYPE_CHECKING, Any, cast
 
 from rltr_verl.call_styles import FormatWatch
 from rltr_verl.errors import ConfigError
 from rltr_verl.parsing import Block, Grammar, one_for_all, parse_turn, parse_with, to_call, unreadable_block
 from rltr_verl.trajectory import ToolCall, Turn
+
+if TYPE_CHECKING:
+    from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 
 logger = logging.getLogger(__name__)
 
@@ -165,14 +166,21 @@ def stop_token_ids(name: str, tokenizer: Any) -> list[int]:
     """Ids that must end a turn of this family besides the tokenizer's own end of turn, so that its calls can run."""
     _known(name)
     unknown = getattr(tokenizer, "unk_token_id", None)
-    ids = ToolParser.get_tool_parser(name, _Texts(tokenizer)).stop_token_ids
+    ids = _verl_parsers().get_tool_parser(name, _Texts(tokenizer)).stop_token_ids
     return [token for token in ids if isinstance(token, int) and token != unknown]
+
+
+def _verl_parsers() -> type[ToolParser]:
+    """Imported when another format than hermes is read: where turns are only replayed, verl need not be loaded."""
+    from verl.experimental.agent_loop.tool_parser import ToolParser
+
+    return ToolParser
 
 
 def _known(name: str) -> None:
     if name in FAMILIES or name == "hermes":
         return
-    names = sorted(ToolParser._registry)
+    names = sorted(_verl_parsers()._registry)
     readable = ", ".join(other for other in names if other in FAMILIES or other == "hermes")
     problem = f"verl has no tool parser '{name}' (it has {', '.join(names)})"
     if name in names:
@@ -182,7 +190,8 @@ def _known(name: str) -> None:
 
 def _family_reader(name: str, tokenizer: Any, schemas: Iterable[Mapping[str, Any]], prefilled_think: bool) -> Read:
     _known(name)
-    reader = _FamilyReader(name, FAMILIES[name], ToolParser.get_tool_parser(name, _Texts(tokenizer)), list(schemas))
+    parser = _verl_parsers().get_tool_parser(name, _Texts(tokenizer))
+    reader = _FamilyReader(name, FAMILIES[name], parser, list(schemas))
     return lambda text: parse_with(reader.grammar, text, prefilled_think, reader.thoughts_marked(text))
 
 

@@ -96,7 +96,9 @@ class LocalModel:
         async def one(index: int) -> Trajectory:
             ids, shown = prompts[index]
             rollout = Rollout(ids, sampling.max_tokens)
-            await take_turns(self.planner, rollout, served.generator(f"row {index}"), list(shown))
+            await take_turns(
+                self.planner, rollout, served.generator(f"row {index}"), list(shown), rows[index].get("extra_info")
+            )
             if on_done:
                 on_done()
             return rollout.trajectory(query_of(list(rows[index]["prompt"]), rows[index].get("extra_info")), shown)
