@@ -1,7 +1,7 @@
 # make quickstart            everything from nothing: environment, package, and the method at work on this machine
 # make test                  lint, types and all tests
 # make venv PYTHON=python3.12
-# make venv-vllm test-vllm  a real vLLM server as the judge, on the CPU (2 GB more)
+# make venv-vllm test-vllm  a real vLLM that rolls out and that judges, on the CPU (2 GB more)
 #
 # The environment is made for a machine without a GPU. Where PyPI's torch is a CUDA build (Linux), name PyTorch's CPU
 # index: make venv TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -64,6 +64,6 @@ $(VLLM_READY): $(READY) tests/vllm/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/vllm/requirements.txt
 	touch $@
 
-# A real vLLM server as the judge, both ways; skips where vLLM is not installed (make venv-vllm).
+# A real vLLM as the rollout engine, and as the judge both ways; skips where vLLM is not installed (make venv-vllm).
 test-vllm: $(READY)
 	$(if $(wildcard $(VLLM_READY)),$(VLLM_VENV),$(VENV))/bin/python -m pytest -rs tests/vllm tests/e2e/test_hosted_judge.py -k vllm

