@@ -114,6 +114,8 @@ class PlannerLoop(AgentLoopBase):
         """Stop at the marker and keep it (SGLang spells the second part differently), and where a call format ends."""
         keep = "no_stop_trim" if self._limits.engine == "sglang" else "include_stop_str_in_output"
         params: dict[str, Any] = {"stop": [STOP_MARKER], keep: True}
+        if self._limits.engine in ("vllm", "sglang"):  # they look for the marker in the text that they decode
+            params["skip_special_tokens"] = False
         if self._limits.stop_token_ids:
             params["stop_token_ids"] = sorted({*(given.get("stop_token_ids") or ()), *self._limits.stop_token_ids})
         return params

@@ -63,6 +63,7 @@ async def test_the_row_is_read_as_the_preflight_reads_it_and_the_trajectory_goes
     assert output.prompt_ids == ChatTemplate(tokenizer, []).prompt_ids([row])
     (asked,) = made.server_manager.asked
     assert asked["sampling_params"]["stop"] == ["<answer>"] and asked["sampling_params"][keep] is True
+    assert (asked["sampling_params"].get("skip_special_tokens") is False) == (engine == "sglang")
     sent = Trajectory.from_dict(json.loads(output.extra_fields[TRAJECTORY_FIELD]))
     assert (sent.query, sent.end, [turn.text for turn in sent.turns]) == ("q", "answer", ["<answer>"])
 
