@@ -19,6 +19,7 @@ from rltr_verl.cli.main import app as cli
 from rltr_verl.errors import ConfigError, DataError, Unscored
 from rltr_verl.reward_manager import RltrRewardManager
 from rltr_verl.rollout import unscored
+from rltr_verl.tool_metrics import TOOL_METRICS_FIELD
 from rltr_verl.trajectory import Trajectory
 
 CALL = '<tool_call>{"name": "search", "arguments": {"query": "arlen"}}</tool_call>'
@@ -77,6 +78,13 @@ async def test_the_same_numeric_keys_on_every_path():
     assert len({tuple(info) for info in infos}) == 1
     assert {type(value) for info in infos for value in info.values()} == {float}
     assert np.array([info["acc"] for info in infos]).dtype == np.float64
+
+
+async def test_figures_of_the_tools_join_the_metrics():
+    row = data([CALL, "<answer>"])
+    row.non_tensor_batch["tool_extra_fields"][0][TOOL_METRICS_FIELD] = json.dumps({"tool/search/calls": 1.0})
+    info = (await manager().run_single(row))["reward_extra_info"]
+    assert info["tool/search/calls"] == 1.0 and info["acc"] == 1.0
 
 
 async def test_malformed_is_minus_one():

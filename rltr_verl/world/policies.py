@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,15 +23,15 @@ Tools = Mapping[str, Callable[..., str]]
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(ABC):
     """Base of the scripted policies: ``act(row, observations)`` writes the next turn."""
 
     seed: int = 0
     name: ClassVar[str]
 
+    @abstractmethod
     def act(self, row: Row, observations: list[str]) -> str:
         """Text of the next assistant turn, a call or the stop marker, after ``observations``."""
-        raise NotImplementedError
 
     def rng(self, row: Row, observations: list[str]) -> random.Random:
         """Randomness of this turn alone."""
