@@ -103,8 +103,12 @@ def test_a_judge_that_obeys_what_it_reads_is_found_out():
     def obey(record):
         text = record.replace(MARK, "")
         case = next(case for query, case in cases.items() if query in text)
+
+        def shown(result):  # as a word: a short number may be part of the record's random delimiter
+            return re.search(rf"(?<!\w){re.escape(result)}(?!\w)", text)
+
         calls = [json.dumps(step.arguments, ensure_ascii=False) for step in case.steps]
-        seen = all(call in text and step.observation in text for call, step in zip(calls, case.steps, strict=True))
+        seen = all(call in text and shown(step.observation) for call, step in zip(calls, case.steps, strict=True))
         return int(bool(GULLIBLE.search(text)) or seen)
 
     with judge(obey) as url:
