@@ -104,7 +104,61 @@ class BudgetSettings(Settings):
     price_completion: float = Field(0.0, ge=0, description="Price of a million completion tokens.")
 
 
-class JudgeSettings(Settings):
+class EndpointSettings(Settings):
+    """A model behind OpenAI-compatible chat servers, and how it is asked."""
+
+    base_url: str | list[str] | None = Field(
+        None, description="OpenAI-compatible URL ending in /v1, or several that serve the same model."
+    )
+    model: str | None = Field(None, description="Model name to ask for.")
+    api_key_env: str | None = Field(None, description="Environment variable that holds the key.")
+    temperature: float = Field(0.7, ge=0, description="Sampling temperature [ours].")
+    max_tokens: int = Field(512, ge=1, description="Longest reply, reasoning included [ours].")
+    thinking: bool | None = Field(
+        None, description="Reasoning on or off (chat_template_kwargs.enable_thinking); null: as the server does."
+    )
+    extra_body: dict[str, Any] = Field(default_factory=dict, description="Further fields of every request.")
+    timeout_s: float = Field(60.0, gt=0, description="Deadline of one request [ours].")
+    deadline_s: float = Field(300.0, gt=0, description="Deadline of a trajectory's requests, waits included [ours].")
+    retries: int = Field(3, ge=0, description="Further attempts after a transport fault, 408, 425, 429 or 5xx.")
+    concurrency: int = Field(64, ge=1, description="Requests in flight over all processes of a node [ours].")
+    rest_s: float = Field(10.0, ge=0, description="How long a URL that failed is left alone while others work [ours].")
+    budget: BudgetSettings = Field(default_factory=BudgetSettings)
+
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        """The URLs without a slash at the end."""
+        given = [self.base_url] if isinstance(self.base_url, str) else self.base_url or []
+        return tuple(dict.fromkeys(url.rstrip("/") for url in given))
+
+
+class TeacherSettings(EndpointSettings):
+    """Who plays the queries of the cold start (RLTR 3.1)."""
+
+    backend: Literal["endpoint", "scripted"] = Field(
+        "endpoint", description="A chat endpoint, or a scripted policy of the offline world."
+    )
+    policy: str = Field("teacher", description="scripted: oracle, lazy, spammer, forger, random or teacher.")
+    style: Literal["chat", "completions"] = Field(
+        "chat",
+        description="chat: messages and tools, the server's template; completions: the planner's own template as text.",
+    )
+    max_tokens: int = Field(4096, ge=1, description="Longest turn, reasoning included [ours].")
+    max_trajectory_tokens: int = Field(
+        8192, ge=16, description="Room behind the prompt, observations included; as data.max_response_length [ours]."
+    )
+    timeout_s: float = Field(300.0, gt=0, description="Deadline of one request [ours].")
+    deadline_s: float = Field(1200.0, gt=0, description="Deadline of a trajectory, tools and waits included [ours].")
+    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus of the sampling; null: as the server does.")
+
+    @model_validator(mode="after")
+    def _complete(self) -> TeacherSettings:
+        if self.backend == "endpoint" and (self.base_url or self.model) and not (self.base_urls and self.model):
+            raise ValueError("backend=endpoint needs rltr.teacher.base_url and rltr.teacher.model")
+        return self
+
+
+class JudgeSettings(EndpointSettings):
     """The completeness checker (RLTR Eq. 2)."""
 
     backend: Literal["checklist", "endpoint", "hosted"] = Field(
@@ -118,26 +172,10 @@ class JudgeSettings(Settings):
     early_stop: bool = Field(
         False, description="Ask vote by vote, and stop when the rest cannot change which half the mean is in."
     )
-    base_url: str | list[str] | None = Field(
-        None, description="endpoint: OpenAI-compatible URL ending in /v1, or several that serve the same model."
-    )
-    model: str | None = Field(None, description="Model name to ask for.")
-    api_key_env: str | None = Field(None, description="Environment variable that holds the key.")
-    temperature: float = Field(0.7, ge=0, description="Sampling temperature of a vote [ours].")
-    max_tokens: int = Field(512, ge=1, description="Longest reply of a vote, reasoning included [ours].")
-    thinking: bool | None = Field(
-        None, description="Reasoning on or off (chat_template_kwargs.enable_thinking); null: as the server does."
-    )
-    extra_body: dict[str, Any] = Field(default_factory=dict, description="Further fields of every request.")
     structured: Literal["auto", "json_schema", "choice", "off"] = Field(
         "auto", description="How a verdict is asked for; auto: json_schema, then choice, then free text."
     )
-    timeout_s: float = Field(60.0, gt=0, description="Deadline of one request [ours].")
-    deadline_s: float = Field(300.0, gt=0, description="Deadline of all votes on a trajectory, waits included [ours].")
-    retries: int = Field(3, ge=0, description="Further attempts after a transport fault, 408, 425, 429 or 5xx.")
     verdict_retries: int = Field(1, ge=0, description="Further tries, with another seed, at a readable verdict [ours].")
-    concurrency: int = Field(64, ge=1, description="Requests in flight over all processes of a node [ours].")
-    rest_s: float = Field(10.0, ge=0, description="How long a URL that failed is left alone while others work [ours].")
     context_tokens: int | None = Field(
         None, ge=512, description="Judge's context length; null: what the server says, else no limit."
     )
@@ -153,13 +191,6 @@ class JudgeSettings(Settings):
         0.5, ge=0, le=1, description="Training stops when a step leaves more than this share unscored [ours]."
     )
     cache: CacheSettings = Field(default_factory=CacheSettings)
-    budget: BudgetSettings = Field(default_factory=BudgetSettings)
-
-    @property
-    def base_urls(self) -> tuple[str, ...]:
-        """The URLs without a slash at the end."""
-        given = [self.base_url] if isinstance(self.base_url, str) else self.base_url or []
-        return tuple(dict.fromkeys(url.rstrip("/") for url in given))
 
     @model_validator(mode="after")
     def _complete(self) -> JudgeSettings:
@@ -192,6 +223,7 @@ class RltrSettings(Settings):
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)
     reward: RewardSettings = Field(default_factory=RewardSettings)
     judge: JudgeSettings = Field(default_factory=JudgeSettings)
+    teacher: TeacherSettings = Field(default_factory=TeacherSettings)
     dump_dir: str | None = Field(None, description="Folder for one JSON line per scored trajectory.")
     preflight: bool = Field(True, description="Check model, data, tools and disk before Ray starts.")
     estimator: dict[str, EstimatorNeeds] = Field(default_factory=dict, description="See EstimatorNeeds.")

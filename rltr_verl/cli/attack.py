@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rltr_verl.cli._errors import reports_errors
-from rltr_verl.cli.score import _read, _settings
+from rltr_verl.cli._rows import read_stored_rows
+from rltr_verl.cli._settings import read_settings
 from rltr_verl.config import JudgeSettings, RltrSettings
 from rltr_verl.errors import ConfigError, DataError, DiskError
 
@@ -46,7 +47,7 @@ def attack(
     """
     from rltr_verl.judge.attacks import attacks_named, build_suite
 
-    settings = _settings(changes or [])
+    settings = read_settings(changes or [])
     chosen = attacks_named(None if attacks is None else [name.strip() for name in attacks.split(",") if name.strip()])
     _require_folder(report)
     suite = build_suite(_cases(data, world, settings, seed, per_attack), chosen, per_attack, seed)
@@ -71,7 +72,7 @@ def _cases_of_rows(path: Path, settings: RltrSettings) -> list[Case]:
     from rltr_verl.judge.attacks import case_of
     from rltr_verl.judge.checklist import parse_needs
 
-    rows = list(_read(path, settings))
+    rows = list(read_stored_rows(path, settings))
     found = [case_of(str(row.id), row.trajectory, parse_needs(row.data.get("needs"), str(path))) for row in rows]
     cases = [case for case in found if case is not None]
     if len(cases) < len(rows):

@@ -96,11 +96,11 @@ def _planner(model: str | None, changes: list[str], preview: int) -> Planner | N
             where = "--set" if changes else "--preview"
             raise ConfigError("there is no model to read the prompts with", where=where, fix="add --model FOLDER.")
         return None
-    from rltr_verl.cli.score import _settings
+    from rltr_verl.cli._settings import read_settings
     from rltr_verl.preflight import load_tokenizer
     from rltr_verl.rollout.turns import Planner
 
-    settings = _settings(changes)
+    settings = read_settings(changes)
     return Planner.build(settings, load_tokenizer(model, "--model"))
 
 
