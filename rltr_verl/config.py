@@ -150,6 +150,9 @@ class TeacherSettings(EndpointSettings):
     timeout_s: float = Field(300.0, gt=0, description="Deadline of one request [ours].")
     deadline_s: float = Field(1200.0, gt=0, description="Deadline of a trajectory, tools and waits included [ours].")
     top_p: float | None = Field(None, gt=0, le=1, description="Nucleus of the sampling; null: as the server does.")
+    keep_reasoning: bool = Field(
+        True, description="chat: earlier thoughts go back to the teacher, as a rollout keeps them in its context."
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> TeacherSettings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rltr_verl.coldstart.records import Task, Usage
@@ -54,12 +55,13 @@ class Teacher(ABC):
         """Release connections."""
 
 
-def build_teacher(settings: RltrSettings, tokenizer: Any) -> Teacher:
+def build_teacher(settings: RltrSettings, tokenizer: Any, account: Path | None = None) -> Teacher:
     """The teacher that ``rltr.teacher`` describes, with the tools of ``rltr.tools``.
 
     Args:
         settings: the recipe node of the planner that is to learn.
         tokenizer: of that planner: prompts, observations and their limits are those of its rollout.
+        account: folder of the budget's account, shared by all processes that use it; None: this process alone.
 
     Raises:
         ConfigError: an unknown tool or policy, a key that is not set.
@@ -72,4 +74,4 @@ def build_teacher(settings: RltrSettings, tokenizer: Any) -> Teacher:
     planner: Planner = Planner.build(settings, tokenizer)
     if settings.teacher.backend == "scripted":
         return ScriptedTeacher(planner)
-    return EndpointTeacher(planner)
+    return EndpointTeacher(planner, account)

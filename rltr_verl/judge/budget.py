@@ -53,11 +53,15 @@ def build_budget(settings: JudgeSettings) -> Budget:
 
     Raises :class:`ConfigError` for a limit on money without a price, which would limit nothing.
     """
-    budget = settings.budget
+    check_prices(settings.budget, "rltr.judge")
+    return Budget(settings.budget, _folder(settings))
+
+
+def check_prices(budget: BudgetSettings, node: str) -> None:
+    """Raise :class:`ConfigError` for a limit on money without a price. ``node`` is the one that ``budget`` is in."""
     if budget.money is not None and not (budget.price_prompt or budget.price_completion):
-        fix = "set rltr.judge.budget.price_prompt and price_completion (per million tokens), or money=null."
-        raise ConfigError("a limit on money needs prices", where="rltr.judge.budget.money", fix=fix)
-    return Budget(budget, _folder(settings))
+        fix = f"set {node}.budget.price_prompt and price_completion (per million tokens), or money=null."
+        raise ConfigError("a limit on money needs prices", where=f"{node}.budget.money", fix=fix)
 
 
 class Budget:
@@ -69,8 +73,8 @@ class Budget:
     Without a limit and a price no store is opened.
     """
 
-    def __init__(self, settings: BudgetSettings, folder: Path | None) -> None:
-        self._settings, self._folder = settings, folder
+    def __init__(self, settings: BudgetSettings, folder: Path | None, node: str = "rltr.judge") -> None:
+        self._settings, self._folder, self._node = settings, folder, node
         self._lock = threading.Lock()
         self._shared, self._own = Spending(), Spending()  # in the store; not yet in the store
         self._refresh_at = 0.0
@@ -112,7 +116,7 @@ class Budget:
                 self._store.close()
 
     def _exceeded(self, name: str, spent: str, limit: str) -> BudgetSpent:
-        where = f"rltr.judge.budget.{name}"
+        where = f"{self._node}.budget.{name}"
         account = f", or delete '{self._folder}' to open a new account" if self._store is not None else ""
         return BudgetSpent(f"{spent} spent, the limit is {limit}", where=where, fix=f"raise {where}{account}.")
 

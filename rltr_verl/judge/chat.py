@@ -13,18 +13,16 @@ import asyncio
 import json
 import math
 import random
-import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
-from time import time
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import aiohttp
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
-Kind = Literal["transport", "timeout", "deadline", "http", "context_overflow", "cut_off", "body"]
+from rltr_verl.judge.replies import ChatFailed, ChatReply, Kind, Read, read_finished
+
 Fields = Callable[[str], Mapping[str, Any]]
 
 _BACKOFF = wait_random_exponential(multiplier=0.5, max=20)
@@ -33,66 +31,6 @@ _KEEP_ALIVE_S = 4.0
 
 _BODY_BYTES = 2**23
 """No completion is longer; what has no end would take all memory before the deadline."""
-_PASSING = (408, 425, 429)
-_FINISHED = re.compile(r".*stop.*|eos.*|end.*", re.IGNORECASE)
-_BROKEN_OFF = re.compile(r"abort|error|cancel|timeout|resource", re.IGNORECASE)
-
-_OVERFLOW = re.compile(
-    r"context[ _](?:length|size|window)|max_model_len|(?:input|prompt)s?\b.{0,40}\btoo long|too many (?:input )?tokens"
-    r"|longer than the model'?s|exceeds? the (?:model'?s )?max\w* (?:allowed |input |sequence )*(?:length|tokens)"
-    r"|reduce the length|inputs?` tokens \+|上下文长度|(?:输入|提示).{0,10}(?:过长|超)",
-    re.IGNORECASE,
-)
-
-
-@dataclass(frozen=True)
-class ChatReply:
-    """A finished chat completion.
-
-    Attributes:
-        content: the visible text; empty where the server sent none.
-        reasoning: what a server with a reasoning parser kept apart; never part of ``content``.
-        finish: the server's finish_reason.
-        prompt_tokens, completion_tokens: as the server counts them; 0 if it does not say.
-        latency_s: of the request that was answered, without waits and earlier attempts.
-        url: the base URL that answered.
-    """
-
-    content: str
-    reasoning: str | None
-    finish: str
-    prompt_tokens: int
-    completion_tokens: int
-    latency_s: float
-    url: str
-
-
-class ChatFailed(Exception):
-    """No finished completion, after whatever retries could help.
-
-    Attributes:
-        kind: what went wrong last. ``timeout`` is that of one request, ``deadline`` the caller's; ``cut_off`` is a
-            reply that the model did not end itself (max_tokens, a filter, a tool call); ``body`` is a 200 that holds
-            no completion, or one that the server broke off.
-        url, status, body: the server, its HTTP status and the start of its reply, where there is one.
-        sent: the fields that were added for that URL.
-        prompt_tokens, completion_tokens: what the server counted all the same.
-    """
-
-    def __init__(self, kind: Kind, reason: str, *, status: int | None = None, body: str = "") -> None:
-        super().__init__(reason)
-        self.kind, self.status, self.body = kind, status, body
-        self.url = ""
-        self.sent: Mapping[str, Any] = {}
-        self.prompt_tokens = self.completion_tokens = 0
-        self.retry_after: float | None = None
-
-    @property
-    def may_pass(self) -> bool:
-        """Whether trying again can help."""
-        if self.kind == "http":
-            return self.status in _PASSING or (self.status or 0) >= 500
-        return self.kind in ("transport", "timeout", "body")
 
 
 class Slots(Protocol):
@@ -137,6 +75,7 @@ class ChatClient:
         timeout_s: deadline of one request, from its slot to the last byte of its reply.
         retries: further attempts.
         rest_s: how long a URL that failed is left alone while others work.
+        path, read: of the API that is asked, and how its replies are read.
     """
 
     def __init__(
@@ -148,8 +87,11 @@ class ChatClient:
         timeout_s: float = 60.0,
         retries: int = 3,
         rest_s: float = 10.0,
+        path: str = "/chat/completions",
+        read: Read = read_finished,
     ) -> None:
-        self._servers = [_Server(url, url + "/chat/completions") for url in urls]
+        self._servers = [_Server(url, url + path) for url in urls]
+        self._read = read
         self._slots, self._timeout_s, self._retries, self._rest_s = slots, timeout_s, retries, rest_s
         self._headers = {**(headers or {}), "Content-Type": "application/json"}
         self._patience = _Patience()
@@ -241,7 +183,7 @@ class ChatClient:
         body = _ENCODER.encode({**call.payload, **sent}).encode("utf-8", "replace")
         started = _now()
         try:
-            reply = _read(*await self._post(server, body, call), server.url, _now() - started)
+            reply = self._read(*await self._post(server, body, call), server.url, _now() - started)
         except ChatFailed as failure:
             failure.sent = sent
             self._learn(server, failure, started)
@@ -411,98 +353,3 @@ async def _body(reply: aiohttp.ClientResponse) -> bytes:
         if size > _BODY_BYTES:
             raise ChatFailed("body", f"the body is longer than {_BODY_BYTES} bytes", status=reply.status)
     return b"".join(parts)
-
-
-def _read(status: int, headers: Mapping[str, str], raw: bytes, url: str, latency_s: float) -> ChatReply:
-    """The completion in a reply. Raises ChatFailed for every reply that is not a finished one."""
-    text = raw.decode("utf-8-sig", "replace")
-    if status != 200:
-        raise _refusal(status, headers, text)
-    try:
-        body = json.loads(text, object_pairs_hook=_unique)
-        choice = body["choices"][0]
-        message = choice["message"]
-        content = "" if message.get("refusal") else _text(message.get("content"))
-        reasoning = message.get("reasoning_content") or message.get("reasoning")
-        if body.get("error") or choice.get("error"):
-            raise _no_completion(text)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        raise _no_completion(text) from None
-    usage = body.get("usage")
-    counted = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-    finish = str(choice.get("finish_reason") or "stop")
-    if not _FINISHED.fullmatch(finish):
-        raise _cut_off(finish, text, *counted)
-    return ChatReply(content, _text(reasoning) or None, finish, *counted, latency_s, url)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys say one thing each."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is given twice")
-    return found
-
-
-def _refusal(status: int, headers: Mapping[str, str], text: str) -> ChatFailed:
-    too_long = status == 413 or (status in (400, 422) and _OVERFLOW.search(text[:4000]) is not None)
-    reason = f"HTTP {status}: {shortened(text)}"
-    failure = ChatFailed("context_overflow" if too_long else "http", reason, status=status, body=text[:4000])
-    failure.retry_after = _retry_after(headers.get("Retry-After"))
-    return failure
-
-
-def _no_completion(text: str) -> ChatFailed:
-    too_long = '"error"' in text[:4000] and _OVERFLOW.search(text[:4000]) is not None
-    reason = f"the body is no chat completion: {shortened(text)}"
-    return ChatFailed("context_overflow" if too_long else "body", reason, status=200, body=text[:4000])
-
-
-def _cut_off(finish: str, text: str, prompt_tokens: int, completion_tokens: int) -> ChatFailed:
-    reason = "the reply was cut off at max_tokens"
-    if finish not in ("length", "max_tokens"):
-        reason = f"the reply was not finished (finish_reason {shortened(finish)})"
-    kind: Kind = "body" if _BROKEN_OFF.search(finish) else "cut_off"
-    failure = ChatFailed(kind, reason, status=200, body=text[:4000])
-    failure.prompt_tokens, failure.completion_tokens = prompt_tokens, completion_tokens
-    return failure
-
-
-_TEXT_PARTS = ("text", "output_text")
-
-
-def _text(value: Any) -> str:
-    """Text of a message's field: a string, or a list of parts (those of text count); anything else holds none."""
-    if isinstance(value, list):
-        shown = (part for part in value if isinstance(part, dict) and part.get("type", "text") in _TEXT_PARTS)
-        return "".join(part["text"] for part in shown if isinstance(part.get("text"), str))
-    return value if isinstance(value, str) else ""
-
-
-def _count(usage: Any, name: str) -> int:
-    value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and value > 0 else 0
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds from now; the header holds seconds or a date. None if it is absent or unreadable."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = _until(value)
-    return max(0.0, seconds) if math.isfinite(seconds) else None
-
-
-def _until(date: str) -> float:
-    try:
-        return parsedate_to_datetime(date).timestamp() - time()
-    except (ValueError, TypeError, OverflowError):
-        return math.nan
-
-
-def shortened(text: str, room: int = 120) -> str:
-    """``text`` on one line, quoted, at most about ``room`` characters; for messages."""
-    line = " ".join(text[: 4 * room].split())
-    return repr(line if len(line) <= room else line[: room - 3] + "...")

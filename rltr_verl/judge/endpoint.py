@@ -19,12 +19,14 @@ from urllib.parse import urlsplit
 
 from rltr_verl.config import JudgeSettings
 from rltr_verl.errors import ConfigError, Unscored
+from rltr_verl.judge.asking import sampling_fields
 from rltr_verl.judge.base import Checker, Vote, Votes
-from rltr_verl.judge.chat import ChatClient, ChatFailed, ChatReply, shortened
+from rltr_verl.judge.chat import ChatClient
 from rltr_verl.judge.guards import deterministic_verdict
 from rltr_verl.judge.pacing import Paced
 from rltr_verl.judge.probe import auth_headers, served_context
 from rltr_verl.judge.prompting import fit, load_prompt, load_prompt_file, new_token, placeholder_messages
+from rltr_verl.judge.replies import ChatFailed, ChatReply, shortened
 from rltr_verl.judge.slots import NodeSlots
 from rltr_verl.judge.structured import StructuredOutput
 from rltr_verl.judge.verdict import read_reply
@@ -138,7 +140,7 @@ class EndpointChecker(Checker):
             retries=settings.retries,
             rest_s=settings.rest_s,
         )
-        self._sampling = _sampling(settings)
+        self._sampling = sampling_fields(settings)
         self._flights = _SingleFlight()
         self._pace = Paced[_Question]()
         self._served: asyncio.Future[int | None] | None = None
@@ -346,15 +348,6 @@ def _bracketed(address: str) -> str:
         return f"[{ipaddress.IPv6Address(host)}]:{port}"
     except ValueError:
         return address
-
-
-def _sampling(settings: JudgeSettings) -> dict[str, Any]:
-    """The fields of every request that change what a reply may be."""
-    body = {"temperature": settings.temperature, "max_tokens": settings.max_tokens, **settings.extra_body}
-    if settings.thinking is not None:
-        template = {**settings.extra_body.get("chat_template_kwargs", {}), "enable_thinking": settings.thinking}
-        body["chat_template_kwargs"] = template
-    return body
 
 
 def _seed(messages: list[dict[str, str]]) -> int:

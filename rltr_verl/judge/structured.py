@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from rltr_verl.judge.chat import ChatFailed
+from rltr_verl.judge.replies import ChatFailed
 
 Mode = Literal["auto", "json_schema", "choice", "off"]
 

@@ -19,7 +19,7 @@ from rltr_verl.errors import ModelError, RolloutError
 from rltr_verl.parsing import STOP_MARKER
 from rltr_verl.rollout.generation import Completion, Engine, EngineLimits
 from rltr_verl.rollout.sampling import SamplingParams
-from rltr_verl.rollout.turns import Planner, Rollout, query_of, take_turns
+from rltr_verl.rollout.turns import Planner, Rollout, SampledIds, query_of, take_turns
 from rltr_verl.rows import read_messages
 from rltr_verl.trajectory import Trajectory
 
@@ -37,15 +37,6 @@ class LocalSampling:
     top_p: float = 1.0
     seed: int = 0
     max_tokens: int = 192
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """What :func:`rltr_verl.rollout.turns.take_turns` reads of a completion."""
-
-    token_ids: list[int]
-    log_probs: list[float] | None
-    stop_reason: str | None
 
 
 class LocalModel:
@@ -120,7 +111,7 @@ class _Served:
     def generator(self, request_id: str) -> Callable[[list[int], int], Any]:
         """A ``generate`` for one trajectory; the id and the turn's length seed its draws."""
 
-        async def generate(ids: list[int], max_tokens: int) -> _Turn:
+        async def generate(ids: list[int], max_tokens: int) -> SampledIds:
             done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
             params = SamplingParams(
                 max_tokens=max_tokens,
@@ -132,7 +123,7 @@ class _Served:
             self._wake.set()
             completion = await done
             aborted = "aborted" if completion.finish_reason == "abort" else "completed"
-            return _Turn(completion.token_ids, completion.log_probs, aborted)
+            return SampledIds(completion.token_ids, completion.log_probs, aborted)
 
         return generate
 

@@ -9,7 +9,7 @@ Masks: 1 on exactly the ids the policy sampled (the stop marker included), 0 on 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -28,6 +28,15 @@ class Sampled(Protocol):
     token_ids: list[int]
     log_probs: list[float] | None
     stop_reason: str | None
+
+
+@dataclass
+class SampledIds:
+    """A turn from elsewhere than verl's server; ``stop_reason`` "aborted" ends the trajectory."""
+
+    token_ids: list[int]
+    log_probs: list[float] | None = None
+    stop_reason: str | None = None
 
 
 Generate = Callable[[list[int], int], Awaitable[Sampled]]
@@ -67,10 +76,10 @@ class Planner:
         Raises DataError when it names a tool that the recipe does not have.
         """
         chosen = extra_info.get("tool_selection") if isinstance(extra_info, Mapping) else None
-        if chosen is None or len(chosen) == 0:
+        if chosen is None or (isinstance(chosen, Sized) and len(chosen) == 0):
             return dict(self.schemas)
-        names = [chosen] if isinstance(chosen, str) else list(chosen)
-        unknown = [name for name in names if name not in self.schemas]
+        names = [chosen] if isinstance(chosen, str) or not isinstance(chosen, Iterable) else list(chosen)
+        unknown = [name for name in names if not isinstance(name, str) or name not in self.schemas]
         if unknown:
             problem = f"field 'extra_info.tool_selection' names {unknown[0]!r}, which is no tool of this recipe"
             fix = f"name tools out of {', '.join(self.schemas) or 'none'}, or add it to rltr.tools."

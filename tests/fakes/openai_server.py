@@ -40,6 +40,7 @@ class Reply:
         fault: ``hang`` never answers, ``drip`` sends a byte per ``drip_s``, ``reset`` closes the socket unanswered,
             ``reset_midway`` after half of the body; ``truncated_json`` is half of the body as if it were all.
         usage: prompt and completion tokens.
+        tool_calls: (name, JSON text of the arguments) of each call that the server parted from the text.
     """
 
     content: Any = "Score: 1"
@@ -52,23 +53,33 @@ class Reply:
     fault: Fault | None = None
     drip_s: float = 1.0
     usage: tuple[int, int] | None = (100, 10)
+    tool_calls: Sequence[tuple[str, str]] = ()
 
-    def text(self, model: str) -> str:
-        """The body as sent."""
+    def text(self, model: str, api: str = "chat") -> str:
+        """The body as sent; ``api`` is chat or completions."""
         if self.body is not None:
             return self.body if isinstance(self.body, str) else json.dumps(self.body)
-        return json.dumps(self._completion(model))
+        return json.dumps(self._completion(model, api))
 
-    def _completion(self, model: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": self.content}
-        if self.reasoning is not None:
-            message["reasoning_content"] = self.reasoning
-        choice = {"index": 0, "message": message, "finish_reason": self.finish}
+    def _completion(self, model: str, api: str) -> dict[str, Any]:
+        choice = {"index": 0, "finish_reason": self.finish}
+        choice |= {"message": self._message()} if api == "chat" else {"text": self.content}
         body = {"id": "chat-1", "object": "chat.completion", "created": 0, "model": model, "choices": [choice]}
         if self.usage:
             prompt, reply = self.usage
             body["usage"] = {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
         return body
+
+    def _message(self) -> dict[str, Any]:
+        message = {"role": "assistant", "content": self.content}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": f"id-{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+                for number, (name, arguments) in enumerate(self.tool_calls)
+            ]
+        return message
 
 
 @dataclass(frozen=True)
@@ -131,6 +142,7 @@ class FakeServer:
     async def __aenter__(self) -> FakeServer:
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/stats", self._stats)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01, handler_cancellation=True)
@@ -165,7 +177,7 @@ class FakeServer:
         reply = refusal or await self._scripted(number, payload)
         if reply.latency_s:
             await asyncio.sleep(reply.latency_s)
-        text = reply.text(payload.get("model", ""))
+        text = reply.text(payload.get("model", ""), "completions" if "prompt" in payload else "chat")
         if reply.fault:
             return await _faulty(request, reply, text)
         return web.Response(text=text, status=reply.status, headers=reply.headers, content_type="application/json")
@@ -189,7 +201,7 @@ class FakeServer:
         for name in self._refuses:
             if name in payload:
                 return _error(400, f"[{{'type': 'extra_forbidden', 'loc': ('body', '{name}')}}]", "BadRequestError")
-        size = sum(len(message["content"]) for message in payload["messages"])
+        size = sum(len(message["content"] or "") for message in payload.get("messages", ()))
         if self._context_chars is not None and size > self._context_chars:
             said = f"This model's maximum context length is {self._context_chars} tokens. However, you requested {size}"
             return _error(400, said, "BadRequestError")

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from rltr_verl.judge.chat import ChatClient, ChatFailed
+from rltr_verl.judge.chat import ChatClient
+from rltr_verl.judge.replies import ChatFailed
 from tests.fakes.openai_server import FakeServer, Reply
 
 PAYLOAD = {"model": "m", "messages": [{"role": "user", "content": "Is it complete? 完整吗 \ud83c"}]}

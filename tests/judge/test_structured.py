@@ -2,7 +2,7 @@
 
 import pytest
 
-from rltr_verl.judge.chat import ChatFailed
+from rltr_verl.judge.replies import ChatFailed
 from rltr_verl.judge.structured import StructuredOutput
 
 URL = "http://judge/v1"
