@@ -75,7 +75,8 @@ class RltrRewardManager(RewardManagerBase):
             self.dump.write({**_record(fields, row, sent, scored), **_ids(data, fields)})
         if scored.total is None:
             reason = scored.unscored or "no verdict"
-            await unscored.report(str(fields.get("uid")), int(fields.get("session_id", 0)), reason)
+            missing = unscored.Missing(reason, by_judge=not scored.faults)
+            await unscored.report(str(fields.get("uid")), int(fields.get("session_id", 0)), missing)
             raise Unscored(reason, where=f"row {row.get('index', '?')}")
         return {"reward_score": scored.total, "reward_extra_info": scored.metrics | _tool_figures(fields)}
 

@@ -110,8 +110,12 @@ async def test_the_replay_buffer_hears_of_an_unscored_trajectory_before_verl_doe
     assert not heard
     with pytest.raises(Unscored):
         await subject.run_single(data([CALL, "<answer>"], needs=None, session_id=3))
-    ((uid, session, reason),) = heard
-    assert (uid, session) == ("u1", 3) and "has no 'needs'" in reason
+    ((uid, session, missing),) = heard
+    assert (uid, session, missing.by_judge) == ("u1", 3, True) and "has no 'needs'" in missing.reason
+    cut = manager(reward={"truncated": "unscored"})
+    with pytest.raises(Unscored):
+        await cut.run_single(data([CALL], session_id=4))
+    assert not heard[-1][2].by_judge
 
 
 async def test_a_term_without_a_verdict_leaks_no_number_to_verl():

@@ -107,6 +107,7 @@ class _Scored:
 
         Raises:
             JudgeOutage: over ``rltr.judge.max_unscored_share`` of a step is unscored, or nothing scored is left.
+            RolloutError: nothing is left because all was cut off, and the recipe leaves that out.
             MaskError: other tokens than the sampled ones would be trained; looked at once, in the first batch.
         """
         self._step = global_steps
@@ -145,8 +146,8 @@ class _Scored:
         self._stop_past_limit(partition_id, set(selected))
         lone = self._lone(selected, rows)
         kept = {key: tag for key, tag in rows.items() if key.split("_")[0] not in lone}
-        if self._tally.reasons and not _any_of(selected, kept):
-            raise self._watch.outage(self._tally, f"step {self._step}", nothing_left=True)
+        if (self._tally.reasons or self._tally.cut) and not _any_of(selected, kept):
+            raise self._watch.nothing_left(self._tally, f"step {self._step}")
         if lone:
             tq.kv_clear(partition_id=partition_id, keys=list(rows.keys() - kept.keys()))
         return selected, kept, steps
@@ -154,8 +155,8 @@ class _Scored:
     def _look_at_validation(self, selected: list[str], rows: dict[str, dict]) -> None:
         tally, what = Tally(), f"validation at step {self._step}"
         self._count(tally, "val", selected)
-        if tally.reasons and not _any_of(selected, rows):
-            raise self._watch.outage(tally, what, nothing_left=True)
+        if (tally.reasons or tally.cut) and not _any_of(selected, rows):
+            raise self._watch.nothing_left(tally, what)
         if self._watch.over(tally):
             _LOG.warning("Validation goes on with what is scored. %s", self._watch.outage(tally, what))
 
@@ -174,7 +175,7 @@ class _Scored:
         tally.scored += sum(sessions[uid] for uid in uids)
         tally.lone_groups += len(self._lone(uids, rows))
         if failed and self._ledger:
-            tally.reasons += self._ledger.take(failed)
+            tally.add(self._ledger.take(failed))
 
     def _stop_past_limit(self, partition_id: str, handled: set[str], at_least: int = 0) -> None:
         """Stop if the step is over the limit, once ``at_least`` trajectories of it are known.

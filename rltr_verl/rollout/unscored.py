@@ -10,28 +10,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
 from rltr_verl.config import JudgeSettings, load_settings
-from rltr_verl.errors import JudgeOutage
+from rltr_verl.errors import JudgeOutage, RolloutError
 
 _LOG = logging.getLogger(__name__)
 _NAME = "rltr_unscored"
+
+
+class Missing(NamedTuple):
+    """Why a trajectory has no score: the judge's failure, or the recipe leaves out what was cut off."""
+
+    reason: str
+    by_judge: bool = True
 
 
 class Ledger:
     """Reasons of unscored trajectories, until they are asked for."""
 
     def __init__(self) -> None:
-        self._reasons: dict[tuple[str, int], str] = {}
+        self._reasons: dict[tuple[str, int], Missing] = {}
 
-    def add(self, uid: str, session: int, reason: str) -> None:
+    def add(self, uid: str, session: int, missing: Missing) -> None:
         """Note why session ``session`` of prompt ``uid`` has no score."""
-        self._reasons[uid, session] = reason
+        self._reasons[uid, session] = missing
 
-    def take(self, uids: Iterable[str]) -> list[str]:
+    def take(self, uids: Iterable[str]) -> list[Missing]:
         """The reasons noted for these prompts, one a session, oldest first; they are forgotten here."""
         wanted = set(uids)
         taken = [key for key in self._reasons if key[0] in wanted]
@@ -45,12 +52,12 @@ class RemoteLedger:
         actor = ray.remote(num_cpus=0)(Ledger)
         self._actor: Any = actor.options(name=_NAME, get_if_exists=True).remote()
 
-    def take(self, uids: Iterable[str]) -> list[str]:
+    def take(self, uids: Iterable[str]) -> list[Missing]:
         """See :meth:`Ledger.take`."""
         return ray.get(self._actor.take.remote(list(uids)))
 
 
-async def report(uid: str, session: int, reason: str) -> None:
+async def report(uid: str, session: int, missing: Missing) -> None:
     """Tell the trainer why a trajectory has no score, and wait until it is noted.
 
     Outside of a run, or under a replay buffer that is not ours, there is nobody to tell: then nothing happens.
@@ -58,7 +65,7 @@ async def report(uid: str, session: int, reason: str) -> None:
     if not ray.is_initialized():
         return
     try:
-        await ray.get_actor(_NAME).add.remote(uid, session, reason)
+        await ray.get_actor(_NAME).add.remote(uid, session, missing)
     except ValueError:
         _LOG.warning("no replay buffer of rltr_verl listens; rltr.judge.max_unscored_share is not watched.")
     except ray.exceptions.RayError as error:
@@ -71,22 +78,30 @@ class Tally:
 
     Attributes:
         scored: trajectories with a score, malformed ones too.
-        reasons: why the others have none, oldest first.
+        reasons: why the judge left the others without one, oldest first.
+        cut: those that the recipe leaves out because they were cut off; they say nothing about the judge.
         lone_groups: groups left out because one trajectory remained.
     """
 
     scored: int = 0
     reasons: list[str] = field(default_factory=list)
+    cut: int = 0
     lone_groups: int = 0
+
+    def add(self, missing: Iterable[Missing]) -> None:
+        """Count trajectories without a score."""
+        found = list(missing)
+        self.reasons += [item.reason for item in found if item.by_judge]
+        self.cut += sum(not item.by_judge for item in found)
 
     @property
     def unscored(self) -> int:
-        """Trajectories without a score."""
+        """Trajectories that the judge left without a score."""
         return len(self.reasons)
 
     @property
     def ended(self) -> int:
-        """All trajectories that were to be scored."""
+        """All trajectories that were scored or left to the judge."""
         return self.scored + self.unscored
 
     @property
@@ -96,7 +111,8 @@ class Tally:
 
     def metrics(self) -> dict[str, float]:
         """What a step logs; the same keys whether or not anything is unscored."""
-        counts = {"unscored": self.unscored, "unscored_share": self.share, "lone_groups": self.lone_groups}
+        counts = {"unscored": self.unscored, "unscored_share": self.share, "left_out_truncated": self.cut}
+        counts["lone_groups"] = self.lone_groups
         return {f"training/{name}": float(value) for name, value in counts.items()}
 
 
@@ -115,6 +131,16 @@ class Watch:
     def over(self, tally: Tally) -> bool:
         """Whether more than the allowed share is unscored."""
         return tally.share > self.limit
+
+    def nothing_left(self, tally: Tally, what: str) -> JudgeOutage | RolloutError:
+        """The error where no trajectory of ``what`` has a score."""
+        if tally.reasons:
+            return self.outage(tally, what, nothing_left=True)
+        problem = (
+            f"nothing is left of it: all {tally.cut} trajectories were cut off, and rltr.reward.truncated=unscored"
+        )
+        fix = "raise data.max_response_length or rltr.rollout.max_turns, or set rltr.reward.truncated=invalid."
+        return RolloutError(problem, where=what, fix=fix)
 
     def outage(self, tally: Tally, what: str, nothing_left: bool = False) -> JudgeOutage:
         """The error that stops training. ``what`` says whose trajectories they are, e.g. ``step 3``."""

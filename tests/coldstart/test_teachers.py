@@ -240,11 +240,12 @@ def test_calls_keep_what_cannot_be_read():
     assert text.count("<tool_call>") == 2 and '"arguments": "{\\"query\\": "' in text and '"nonsense"' in text
 
 
-class TestScripted:
-    @pytest.fixture(scope="class")
-    def world(self, tmp_path_factory):
-        return build_world(tmp_path_factory.mktemp("world") / "w", seed=1)
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return build_world(tmp_path_factory.mktemp("world") / "w", seed=1)
 
+
+class TestScripted:
     def teacher(self, world, policy):
         from transformers import AutoTokenizer
 

@@ -26,9 +26,9 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.utils import MetricsAggregator, compute_advantage_for_multi_trajectories
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from rltr_verl.errors import JudgeOutage
+from rltr_verl.errors import JudgeOutage, RolloutError
 from rltr_verl.rollout.sampler import is_group_relative
-from rltr_verl.rollout.unscored import Ledger, Tally, report
+from rltr_verl.rollout.unscored import Ledger, Missing, Tally, report
 
 OURS = {"path": "pkg://rltr_verl.rollout.sampler", "name": "build_sampler"}
 VERLS = {"path": None, "name": None}
@@ -113,13 +113,15 @@ def row(uid: str, session: int, reward: float) -> dict[str, Any]:
     }
 
 
-def group(rewards: Sequence[float | None], partition: str = "train", reason: str | None = DOWN) -> str:
+def group(
+    rewards: Sequence[float | None], partition: str = "train", reason: str | None = DOWN, by_judge: bool = True
+) -> str:
     """A prompt whose sessions ended; None is one without a score, because of ``reason`` or of something else."""
     uid = next(UIDS)
     scored = {session: reward for session, reward in enumerate(rewards) if reward is not None}
     for session in range(len(rewards)):
         if session not in scored and reason:
-            asyncio.run(report(uid, session, reason))
+            asyncio.run(report(uid, session, Missing(reason, by_judge)))
     status = "finished" if len(scored) == len(rewards) else "failure"
     tq.kv_put(key=uid, partition_id=partition, tag={"is_prompt": True, "status": status, "global_steps": 1})
     if scored:
@@ -406,23 +408,49 @@ def test_validation_without_any_score_stops(queue):
         trainer.sample(2, "val")
 
 
+def test_what_the_recipe_leaves_out_says_nothing_about_the_judge(queue):
+    """rltr.reward.truncated=unscored: half of the step was cut off, and the judge stands accused of nothing."""
+    trainer = Trainer()
+    group([1.0, None, None, 0.0], reason="truncated (length)", by_judge=False)
+    group([None] * 4, reason="truncated (length)", by_judge=False)
+    batch, metrics = trainer.sample(2)
+    assert len(batch.keys) == 2
+    assert metrics["training/left_out_truncated"] == 6
+    assert metrics["training/unscored"] == metrics["training/unscored_share"] == 0
+
+
+def test_the_share_is_of_what_the_judge_was_left(queue):
+    trainer = Trainer()
+    group([1.0, None, None, None], reason="truncated (length)", by_judge=False)
+    group([None, None, 1.0, 1.0])
+    assert trainer.sample(2)[1]["training/unscored_share"] == 2 / 5
+
+
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_where_all_was_cut_off_the_lengths_are_to_blame(queue, partition):
+    trainer = Trainer()
+    group([None] * 4, partition, reason="truncated (length)", by_judge=False)
+    with pytest.raises(RolloutError, match="all 4 trajectories were cut off.*data.max_response_length"):
+        trainer.sample(1, partition)
+
+
 def test_reasons_come_from_other_processes(queue):
     trainer = Trainer()
 
     @ray.remote(num_cpus=0)
     def score(uid: str) -> None:
-        asyncio.run(report(uid, 2, "said elsewhere"))
+        asyncio.run(report(uid, 2, Missing("said elsewhere")))
 
     uid = group([1.0, 0.0, None, 1.0], reason=None)
     ray.get(score.remote(uid))
-    assert trainer.buffer._ledger.take([uid, "another"]) == ["said elsewhere"]
+    assert trainer.buffer._ledger.take([uid, "another"]) == [Missing("said elsewhere")]
     assert trainer.buffer._ledger.take([uid]) == []
 
 
 async def test_without_a_run_there_is_nobody_to_tell(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "get_actor", lambda *_: pytest.fail("Ray was asked"))
-    await report("uid", 0, DOWN)
+    await report("uid", 0, Missing(DOWN))
 
 
 async def test_a_buffer_that_is_not_ours_is_no_error(queue, monkeypatch, caplog):
@@ -431,13 +459,13 @@ async def test_a_buffer_that_is_not_ours_is_no_error(queue, monkeypatch, caplog)
 
     monkeypatch.setattr(ray, "get_actor", missing)
     with caplog.at_level(logging.WARNING, logger="rltr_verl.rollout.unscored"):
-        await report("uid", 0, DOWN)
+        await report("uid", 0, Missing(DOWN))
     assert "is not watched" in caplog.text
 
 
 def test_reasons_are_kept_in_order_and_once_a_session():
     ledger = Ledger()
     for uid, session, reason in [("a", 0, "one"), ("b", 0, "two"), ("a", 1, "three"), ("a", 1, "four")]:
-        ledger.add(uid, session, reason)
-    assert ledger.take(["a"]) == ["one", "four"]
-    assert ledger.take(["a", "b"]) == ["two"]
+        ledger.add(uid, session, Missing(reason))
+    assert ledger.take(["a"]) == [Missing("one"), Missing("four")]
+    assert ledger.take(["a", "b"]) == [Missing("two")]
