@@ -26,7 +26,7 @@ class Error(RewardTerm):
 
     metric_keys = ("errors",)
 
-    def __init__(self, *, mu: Annotated[float, Field(ge=0)] = 0.2) -> None:
+    def __init__(self, *, mu: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.2) -> None:
         self.mu = mu
 
     def measure(self, trajectory: Trajectory) -> Mapping[str, float]:

@@ -46,7 +46,7 @@ class Repeat(RewardTerm):
     def __init__(
         self,
         *,
-        lambda_: Annotated[float, Field(ge=0)] = 0.1,
+        lambda_: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1,
         scope: Scope = "consecutive",
         cap: Annotated[float, Field(ge=0)] | None = None,
     ) -> None:

@@ -65,15 +65,21 @@ TAGGED = (
 )
 """Styles that a tag or control token opens, in the order in which they are tried."""
 
-_SHORT = r'"[^"\n]{1,100}"'
-_KEY, _NEXT = r"\s{0,9}:\s{0,50}", r"\s{0,9},\s{0,50}"
+_SHORT = r"(?:\"[^\"\n]{1,100}\"|'[^'\n]{1,100}')"
+_NEXT = r"\s{0,9},\s{0,50}"
+
+
+def _key(names: str) -> str:
+    return rf"[\"'](?:{names})[\"']\s{{0,9}}:\s{{0,50}}"
+
+
 _PLAIN_JSON = (
-    rf'\{{\s{{0,50}}(?:"(?:type|id)"{_KEY}{_SHORT}{_NEXT}){{0,2}}'
-    rf'"(?:name|tool|function|tool_name|action)"{_KEY}(?:{_SHORT}|\{{\s{{0,50}}"name"{_KEY}{_SHORT}){_NEXT}'
-    rf'"(?:arguments|parameters|args|input|tool_input|action_input)"{_KEY}'
-    rf'|\{{\s{{0,50}}"(?:arguments|parameters)"{_KEY}\{{'
+    rf"\{{\s{{0,50}}(?:{_key('type|id')}{_SHORT}{_NEXT}){{0,2}}{_key('name|tool|function|tool_name|action')}"
+    rf"(?:{_SHORT}|\{{\s{{0,50}}{_key('name')}{_SHORT}){_NEXT}"
+    rf"{_key('arguments|parameters|args|input|tool_input|action_input')}"
+    rf"|\{{\s{{0,50}}{_key('arguments|parameters')}\{{"
 )
-"""An object with a name and arguments behind it, or that begins with arguments."""
+"""An object, of JSON or of Python, with a name and arguments behind it, or that begins with arguments."""
 
 PLAIN = (
     Style("Mistral", None, r"\[TOOL_CALLS\]", r"$"),
@@ -100,8 +106,8 @@ ROLES = (
 """Tokens that open or close a role in some family's chat template."""
 
 RESPONSES = (
-    r"<(?:/?(?:tool_responses?|tool_results?|tool_outputs?|function_results?|function_response|observation|information)"
-    r"|｜tool▁outputs?▁(?:begin|end)｜|\|tool_response|tool_response\|)>"
+    r"<(?:/?(?i:tool_responses?|tool_results?|tool_outputs?|function_results?|function_response|observation|information)"
+    r"\s{0,3}|｜tool▁outputs?▁(?:begin|end)｜|\|tool_response|tool_response\|)>"
 )
 """Tags around what a tool returned."""
 

@@ -65,8 +65,12 @@ class RewardSettings(Settings):
         default_factory=_default_terms,
         description="Reward terms in order: {name: settings}; 'weight', 'path' (a user's file) and the term's own.",
     )
-    format_invalid: float = Field(-1.0, description="Total of a malformed trajectory; no term runs [paper Eq. 3].")
-    floor: float | None = Field(-1.0, description="A well-formed trajectory never scores below this [ours].")
+    format_invalid: float = Field(
+        -1.0, allow_inf_nan=False, description="Total of a malformed trajectory; no term runs [paper Eq. 3]."
+    )
+    floor: float | None = Field(
+        -1.0, allow_inf_nan=False, description="A well-formed trajectory never scores below this [ours]."
+    )
     truncated: Literal["invalid", "unscored"] = Field(
         "invalid", description="What a trajectory is that ran out of room or turns: malformed, or left out [ours]."
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from rltr_verl.parsing import STOP_MARKER
 from rltr_verl.trajectory import CUT_ENDS, Trajectory, Turn
 
 Mode = Literal["planner", "end_to_end"]
@@ -62,10 +63,15 @@ def _ending(trajectory: Trajectory, last: Turn, mode: Mode, require_stop_marker:
         found.add("truncated")
     elif not last.stopped and (require_stop_marker or last.answer is None):
         found.add("no_stop_marker")
-    if last.stopped and mode == "planner" and last.answer:
+    if last.stopped and mode == "planner" and (last.answer or _thinks_on(last)):
         found.add("text_after_stop")
     if last.stopped and mode == "end_to_end" and not last.answer:
         found.add("empty_turn")
     if any(turn.stopped for turn in trajectory.turns[:-1]):
         found.add("two_answers")
     return found
+
+
+def _thinks_on(last: Turn) -> bool:
+    """Whether a thought stands behind the marker that ended the turn. A draft of the marker is before one or inside."""
+    return "</think>" in last.text.rpartition(STOP_MARKER)[2]

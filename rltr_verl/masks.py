@@ -31,8 +31,9 @@ def trained_spans(mask: Sequence[int]) -> list[list[int]]:
 
 
 def mask_of(spans: Sequence[Sequence[int]], length: int) -> list[int]:
-    """The mask of :func:`trained_spans`; runs behind ``length`` make it longer, so that the breach is seen."""
+    """The mask of :func:`trained_spans`; runs behind ``length`` make it longer by one, so that the breach is seen."""
     mask = [0] * length
     for start, end in spans:
+        start, end = min(start, length), min(end, length + 1)
         mask[start:end] = [1] * (end - start)
     return mask

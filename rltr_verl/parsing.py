@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -49,6 +49,9 @@ MAX_UNREADABLE = 64
 """Each failed decode costs a pass over the text (for the line number in its message), so their number is bounded."""
 MAX_DEPTH = 64
 """Deepest nesting of arguments; far deeper values overflow the stack of whoever walks through them later."""
+
+MAX_DIGITS = 300
+"""Longest number; beyond some thousands Python refuses to read an integer at all."""
 
 _SPACE = re.compile(r"\s*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -239,7 +242,7 @@ class _Scan:
             return
         if (self.calls or self.answers) and not _PLAIN.match(visible):
             return  # beside a call or the stop marker, prose may well quote one
-        found = list(itertools.islice(_PLAIN.finditer(visible), MAX_UNREADABLE))
+        found = list(itertools.islice(_plain_calls(visible), MAX_UNREADABLE))
         for match, following in itertools.zip_longest(found, found[1:]):
             raw = visible[match.start() : following and following.start()].strip()
             style = PLAIN[int((match.lastgroup or "p0")[1:])]
@@ -257,6 +260,8 @@ class _Scan:
         if tag == "<think>":
             if self.thinking:
                 self._fault("nested_think")
+            if self.closed_answer:
+                self._fault("text_after_answer")
             self.thinking = True
             return
         if not self.thinking:
@@ -279,6 +284,16 @@ class _Scan:
             self.answering, self.closed_answer = False, True
         else:
             self._fault("unbalanced_answer")
+
+
+def _plain_calls(visible: str) -> Iterator[re.Match[str]]:
+    """Where calls in plain text begin; what stands behind an opening mark of a style is its content, not another."""
+    marked = False
+    for match in _PLAIN.finditer(visible):
+        content = PLAIN[int((match.lastgroup or "p0")[1:])].family in ("plain JSON", "plain Python")
+        if not (marked and content):
+            yield match
+        marked = marked or not content
 
 
 @lru_cache(maxsize=64)
@@ -369,13 +384,17 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _read_int(digits: str) -> int:
-    if len(digits) > 300:
-        raise ValueError("a number has more than 300 digits")
-    return int(digits)
+    return int(_not_too_long(digits))
+
+
+def _not_too_long(digits: str) -> str:
+    if len(digits.lstrip("-")) > MAX_DIGITS:
+        raise ValueError(f"a number has more than {MAX_DIGITS} digits")
+    return digits
 
 
 def _read_float(digits: str) -> float:
-    value = float(digits)
+    value = float(_not_too_long(digits))
     if value in (float("inf"), float("-inf")):
         raise ValueError("a number is out of range")
     return value
@@ -469,7 +488,7 @@ def name_hint(raw: str) -> str | None:
 
 
 _NAME = re.compile(
-    r'"name"\s{0,9}:\s{0,9}"([^"\\]{1,100})"|<function=([\w.-]{1,100})>'
+    r"[\"']name[\"']\s{0,9}:\s{0,9}[\"']([^\"'\\]{1,100})[\"']|<function=([\w.-]{1,100})>"
     r'|<(?:\w{1,16}:|｜DSML｜)?invoke name="([^"<>]{1,100})">|to=functions\.([\w.-]{1,100})'
     r"|<\|tool_call>call:(\w{1,100})|<\|tool_call_begin\|>(?:functions\.)?([\w.-]{1,100})"
     r"|Action[ \t]*:[ \t]*([\w.-]{1,100})"

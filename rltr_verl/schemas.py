@@ -9,6 +9,9 @@ from typing import Any
 
 import jsonschema
 
+from rltr_verl.errors import ConfigError
+from rltr_verl.tool_parameters import check_parameters
+
 Schema = Mapping[str, Any]
 
 
@@ -19,6 +22,15 @@ def schema_index(schemas: Iterable[Schema]) -> dict[str, dict[str, Any]]:
         function = schema.get("function", schema)
         index[str(function.get("name"))] = dict(function.get("parameters") or {})
     return index
+
+
+def schema_problem(schema: Any) -> str | None:
+    """Why ``schema`` is no OpenAI tool schema whose arguments can be checked, or None if it is one."""
+    function = schema.get("function", schema) if isinstance(schema, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        return "it has no function with a name"
+    parameters = function.get("parameters") or {}
+    return _parameters_problem(json.dumps(parameters, sort_keys=True))
 
 
 def argument_problem(parameters: Schema, arguments: Mapping[str, Any]) -> str | None:
@@ -41,6 +53,15 @@ def _first_line(message: str) -> str:
 
 def _validator(parameters: Schema) -> Any:
     return _compiled(json.dumps(parameters, sort_keys=True))
+
+
+@lru_cache(maxsize=512)
+def _parameters_problem(text: str) -> str | None:
+    try:
+        check_parameters(json.loads(text), "it")
+    except ConfigError as error:
+        return _first_line(error.problem)
+    return None
 
 
 @lru_cache(maxsize=512)

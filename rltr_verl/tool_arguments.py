@@ -25,28 +25,30 @@ _MISSING = object()
 def coerced(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """``arguments`` with the coercion above applied to each that breaks its schema in ``parameters``."""
     properties = parameters.get("properties") or {}
-    definitions = parameters.get("$defs") or {}
-    return {name: _one(properties.get(name), definitions, value) for name, value in arguments.items()}
+    root = {key: parameters[key] for key in _ROOT if key in parameters}
+    return {name: _one(name, properties.get(name), root, value) for name, value in arguments.items()}
 
 
-def _one(schema: Any, definitions: Mapping[str, Any], value: Any) -> Any:
+def _one(name: str, schema: Any, root: Mapping[str, Any], value: Any) -> Any:
     if not isinstance(schema, Mapping) or not isinstance(value, str | int | float) or isinstance(value, bool):
         return value
-    if not _fits(schema, definitions, value):
+    if not _fits(name, schema, root, value):
         other = _from_text(value) if isinstance(value, str) else _to_text(value)
-        if other is _MISSING or not _fits(schema, definitions, other):
+        if other is _MISSING or not _fits(name, schema, root, other):
             return value
         value = other
     whole = isinstance(value, float) and value.is_integer() and schema.get("type") == "integer"
     return int(value) if whole else value
 
 
-def _fits(schema: Mapping[str, Any], definitions: Mapping[str, Any], value: Any) -> bool:
+def _fits(name: str, schema: Mapping[str, Any], root: Mapping[str, Any], value: Any) -> bool:
     if schema.get("type") == "string" and len(schema.keys() - _HARMLESS) == 1:  # nearly every argument there is
         return isinstance(value, str)
-    probe = {"properties": {"value": schema}, "$defs": definitions}
-    return argument_problem(probe, {"value": value}) is None
+    return argument_problem(root, {name: value}) is None
 
+
+_ROOT = ("$id", "$defs", "definitions", "properties")
+"""What of a schema one argument alone is held against; references (``#/definitions/A``) lead from the root."""
 
 _HARMLESS = frozenset({"title", "description", "default"})
 

@@ -158,8 +158,10 @@ async def cancel(subject: Subject) -> str:
         raise Skip("it is a plain function, which nothing can cancel")
     if subject.tool.state is not None:
         raise Skip("it has state, which a call alone does not have")
-    ended = threading.Event()
-    job = LOOP.submit(lambda: _until_ended(subject, ended))
+    started, ended = threading.Event(), threading.Event()
+    job = LOOP.submit(lambda: _until_ended(subject, started, ended))
+    if not await asyncio.to_thread(started.wait, subject.timeout_s):
+        raise Broken("its call did not start, since another call blocks the tools' event loop")
     await asyncio.sleep(0.01)
     job.give_up()
     if not await asyncio.to_thread(ended.wait, CANCEL_S):
@@ -315,7 +317,8 @@ _ODD_NUMBERS = (0, -1, 10**18)
 def _odd(subject: Subject) -> Iterable[dict[str, Any]]:
     """The good call with one argument replaced by something odd that still fits the schema."""
     parameters = subject.tool.parameters
-    for name, value in {**example(parameters), **subject.arguments}.items():
+    given = {name: _example(item, parameters.get("$defs") or {}) for name, item in parameters["properties"].items()}
+    for name, value in {**given, **subject.arguments}.items():
         plain = isinstance(value, int | float) and not isinstance(value, bool)
         for odd in _ODD_NUMBERS if plain else _ODD_TEXTS if isinstance(value, str) else ():
             arguments = {**subject.arguments, name: odd}
@@ -335,7 +338,8 @@ async def _heartbeat(stop: threading.Event, longest: list[float]) -> None:
         longest[0] = max(longest[0], time.perf_counter() - start - 0.01)
 
 
-async def _until_ended(subject: Subject, ended: threading.Event) -> None:
+async def _until_ended(subject: Subject, started: threading.Event, ended: threading.Event) -> None:
+    started.set()
     try:
         await subject.tool.call(**subject.arguments)
     finally:

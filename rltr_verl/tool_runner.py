@@ -7,7 +7,9 @@ the rollout as an exception. What cannot be survived stands in :mod:`rltr_verl.t
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
+import inspect
 import json
 import logging
 import random
@@ -23,7 +25,7 @@ from rltr_verl.errors import BadArguments, ConfigError, ToolFailed
 from rltr_verl.schemas import argument_problem
 from rltr_verl.tool_arguments import coerced
 from rltr_verl.tool_guard import HUNG_LIMIT, Breaker, CallLimits, Gate, ResultCache, ToolStats
-from rltr_verl.tool_state import StateLost
+from rltr_verl.tool_state import OpenObject, StateLost
 from rltr_verl.tool_state import Trajectory as ToolTrajectory
 from rltr_verl.tool_workers import LOOP, THREADS, CallTimeout, Job
 from rltr_verl.tooling import Tool
@@ -57,7 +59,7 @@ class ToolRunner:
         max_output_chars: int = 65_536,
     ) -> None:
         self._timeout_s = timeout_s
-        self._limit = max_parallel_calls
+        self._limit, self._max_chars = max_parallel_calls, max_output_chars
         own = limits or {}
         self._lanes = {
             name: Lane(item, own.get(name) or _default_limits(item, timeout_s), max_output_chars)
@@ -68,7 +70,8 @@ class ToolRunner:
     def from_settings(cls, tools: Mapping[str, Tool], settings: RolloutSettings) -> ToolRunner:
         """The runner that ``rltr.rollout`` describes.
 
-        Raises ConfigError for limits of a tool that is not there, or a cache for one that is not pure.
+        Raises ConfigError for limits of a tool that is not there, a cache for one that is not pure, and a tool whose
+        own limit of time lies at or above the runner's: the call would always end before the tool says how far it is.
         """
         unknown = sorted(set(settings.tool_limits) - set(tools))
         if unknown:
@@ -117,10 +120,11 @@ class ToolRunner:
 
     async def _one(self, call: ToolCall, names: set[str], trajectory: ToolTrajectory) -> Observation:
         if call.arguments is None:
-            return Observation(f"Error: the call could not be read ({call.error}).", Status.UNREADABLE, call.name)
+            text = as_text(f"Error: the call could not be read ({call.error}).", self._max_chars)
+            return Observation(text, Status.UNREADABLE, call.name)
         if call.name not in names:
-            text = f"Error: unknown tool '{call.name}'. Tools: {', '.join(sorted(names)) or 'none'}."
-            return Observation(text, Status.UNKNOWN_TOOL, call.name)
+            text = f"Error: unknown tool '{call.name:.100}'. Tools: {', '.join(sorted(names)) or 'none'}."
+            return Observation(as_text(text), Status.UNKNOWN_TOOL, call.name)
         lane, start = self._lanes[call.name], time.perf_counter()
         status, text = await lane.run(call.arguments, trajectory)
         seconds = time.perf_counter() - start
@@ -164,6 +168,8 @@ class Lane:
             return arguments, problem
         except RecursionError:
             return {}, "they are nested too deeply"
+        except (ValueError, OverflowError) as error:  # numbers beyond what Python writes or compares
+            return {}, f"they cannot be read ({as_text(str(error), 200)})"
 
     async def _attempts(self, arguments: dict[str, Any], trajectory: ToolTrajectory) -> Outcome:
         """Try until something other than ``infrastructure`` comes, the attempts are used up or the tool rests."""
@@ -182,17 +188,25 @@ class Lane:
         name, timeout_s = self.tool.name, self.limits.timeout_s
         try:
             return Status.OK, await self._call(arguments, trajectory)
-        except BadArguments as error:
-            return Status.BAD_ARGUMENTS, f"Error: {self._text(error)}"
-        except ToolFailed as error:
-            return Status.TOOL_FAILED, f"Error: {self._text(error)}"
+        except (BadArguments, ToolFailed) as error:
+            return self._refused(error)
         except CallTimeout:
             return Status.TIMEOUT, f"Error: '{name}' did not answer within {timeout_s:g} s."
         except StateLost as error:
             return Status.INFRASTRUCTURE, f"Error: {error}."
         except Exception as error:  # a user's tool may raise anything; the rollout goes on
-            self._log(error)
-            return Status.INFRASTRUCTURE, f"Error: '{name}' failed ({type(error).__name__})."
+            return self._crashed(error)
+
+    def _refused(self, error: BadArguments | ToolFailed) -> Outcome:
+        try:
+            text = f"Error: {self._text(error)}"
+        except Exception as unprintable:  # the message is a user's code too
+            return self._crashed(unprintable)
+        return (Status.BAD_ARGUMENTS if isinstance(error, BadArguments) else Status.TOOL_FAILED), text
+
+    def _crashed(self, error: Exception) -> Outcome:
+        self._log(error)
+        return Status.INFRASTRUCTURE, f"Error: '{self.tool.name}' failed ({type(error).__name__})."
 
     def _log(self, error: Exception) -> None:
         """Warn of a crash; with the traceback where it is the first of its kind."""
@@ -206,22 +220,25 @@ class Lane:
         self._seen.add(type(error))
 
     async def _call(self, arguments: dict[str, Any], trajectory: ToolTrajectory) -> str:
+        arguments = copy.deepcopy(arguments)  # a tool may change what it is given; the record and the cache may not
         if self.tool.state is None:
             return await self._within(functools.partial(self.tool.call, **arguments))
         held = trajectory.object_of(self.tool.state)
         async with held.use(trajectory.row, self.limits.timeout_s) as value:
             try:
-                return await self._within(functools.partial(self.tool.call, value, **arguments))
+                return await self._within(functools.partial(self.tool.call, value, **arguments), held)
             except CallTimeout:
                 held.lost = not self.tool.is_async
                 raise
 
-    async def _within(self, call: functools.partial[Any]) -> str:
+    async def _within(self, call: functools.partial[Any], held: OpenObject | None = None) -> str:
         """The text of ``call()`` if it comes in time."""
         self._hung = [job for job in self._hung if not job.ended]
         if len(self._hung) >= HUNG_LIMIT:
             raise RuntimeError(f"{len(self._hung)} calls of '{self.tool.name}' have never ended")
         job = LOOP.submit(self._awaiting(call)) if self.tool.is_async else THREADS.submit(self._calling(call))
+        if held is not None and self.tool.is_async:
+            held.last = job
         try:
             return await job.result(self.limits.timeout_s)
         except CallTimeout:
@@ -233,7 +250,7 @@ class Lane:
                 self._hung.append(job)
 
     def _calling(self, call: functools.partial[Any]) -> Any:
-        return lambda: self._text(call())
+        return lambda: self._text(_not_awaitable(call()))
 
     def _awaiting(self, call: functools.partial[Any]) -> Any:
         async def awaiting() -> str:
@@ -243,6 +260,15 @@ class Lane:
 
     def _text(self, result: Any) -> str:
         return as_text(result, self._max_chars)
+
+
+def _not_awaitable(result: Any) -> Any:
+    """``result``, unless it is a coroutine or the like, which a decorator around an async function returns."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError("a plain function returned an awaitable; write it, and what decorates it, as async def")
+    return result
 
 
 def _default_limits(tool: Tool, timeout_s: float) -> CallLimits:
@@ -266,7 +292,14 @@ def call_limits(tool: Tool, settings: RolloutSettings) -> CallLimits:
         rest_s=settings.tool_rest_s,
         cache=tool.pure,
     )
-    return replace(shared, **own.model_dump(exclude_none=True))
+    limits = replace(shared, **own.model_dump(exclude_none=True))
+    if tool.bound_s is not None and tool.bound_s >= limits.timeout_s:
+        problem = (
+            f"tool '{tool.name}' may take {tool.bound_s:g} s, but its calls are ended after {limits.timeout_s:g} s"
+        )
+        fix = f"lower the tool's own limit, or raise rltr.rollout.tool_limits.{tool.name}.timeout_s above it."
+        raise ConfigError(problem, where=f"rltr.tool_settings.{tool.name}", fix=fix)
+    return limits
 
 
 def as_text(result: Any, limit: int | None = None) -> str:
@@ -276,7 +309,7 @@ def as_text(result: Any, limit: int | None = None) -> str:
     """
     if isinstance(result, bytes | bytearray | memoryview):
         return _cut(_bytes_cut(bytes(result), limit).decode("utf-8", "replace"), limit)
-    text = _cut(result if isinstance(result, str) else str(result), limit)
+    text = _cut(str.__str__(result if isinstance(result, str) else str(result)), limit)  # of a subclass the bare text
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 

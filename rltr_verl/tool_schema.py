@@ -26,8 +26,10 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
     text = inspect.getdoc(function)
     if not text or not text.strip():
         raise undefined(function, "has no docstring", "write one: it is what the model reads to choose the tool.")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise undefined(function, "yields its result in parts", "return the whole text.")
     summary, arguments = _split_docstring(text)
-    hints = _hints(function)
+    hints = type_hints(function)
     parameters: dict[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
     for parameter in own_parameters(function):
         _check_parameter(function, parameter, hints)
@@ -78,7 +80,8 @@ def undefined(target: Callable[..., Any], problem: str, fix: str) -> ToolDefinit
     return ToolDefinitionError(f"tool '{name}' {problem}", where=place(target), fix=fix)
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a function's parameters. Raises :class:`ToolDefinitionError` for one that cannot be read."""
     try:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
@@ -104,7 +107,7 @@ def _property(
             schema["default"] = parameter.default
         if description:
             schema["description"] = description
-        return json.loads(json.dumps(schema))
+        return json.loads(json.dumps(schema, allow_nan=False))
     except (PydanticUserError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         fix = "use types that JSON has: str, int, float, bool, list, dict, Literal, and defaults of these."

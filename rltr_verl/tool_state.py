@@ -11,10 +11,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from rltr_verl.errors import ToolError
-from rltr_verl.tool_workers import LOOP, THREADS
+from rltr_verl.tool_workers import LOOP, THREADS, Job
 from rltr_verl.tooling import State
 
 logger = logging.getLogger(__name__)
+
+
+_CANCEL_S, _STEPS = 1.0, 50
+"""How long a cancelled coroutine may take to end before the object is held for lost (as `rltr test-tool` asks)."""
 
 
 class StateLost(ToolError):
@@ -22,13 +26,17 @@ class StateLost(ToolError):
 
 
 class OpenObject:
-    """An object of a trajectory. Calls in it run one after the other, in the order of the turn."""
+    """An object of a trajectory. Calls in it run one after the other, in the order of the turn.
+
+    ``last`` is its last call as a coroutine, which may go on for a while after it was cancelled.
+    """
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.value: Any = None
         self.is_open = False
         self.lost = False
+        self.last: Job | None = None
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
@@ -39,7 +47,7 @@ class OpenObject:
         has not ended.
         """
         async with self._turn:
-            if self.lost:
+            if self.lost or not await self._settled():
                 raise StateLost(f"'{self.state.name}' is still busy with an earlier call")
             if not self.is_open:
                 await self._open(row, timeout_s)
@@ -57,6 +65,7 @@ class OpenObject:
         value, self.value, self.is_open = self.value, None, False
         if value is None:
             return
+        await self._settled()
         try:
             if self.state.close is not None:
                 await invoke(self.state.close, value, timeout_s=timeout_s)
@@ -64,6 +73,14 @@ class OpenObject:
             last = [value]
             del value
             THREADS.submit(last.clear)  # a __del__ that takes its time takes a thread's
+
+    async def _settled(self) -> bool:
+        """Whether the last coroutine has ended; a cancelled one is given a while to."""
+        for _ in range(_STEPS):
+            if self.last is None or self.last.ended:
+                return True
+            await asyncio.sleep(_CANCEL_S / _STEPS)
+        return False
 
     async def _open(self, row: Mapping[str, Any], timeout_s: float) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import logging
 import os
 import queue
@@ -25,7 +26,7 @@ _BLOCKED_S = 0.5
 
 
 class ToolExit(Exception):
-    """A tool called ``sys.exit`` or raised another exception that would end the process."""
+    """A tool called ``sys.exit`` or raised something else that must not pass through an event loop."""
 
 
 class CallTimeout(Exception):
@@ -65,10 +66,10 @@ class _Here:
         self._last: Mailbox | None = None
 
     def mailbox(self) -> Mailbox:
-        loop = asyncio.get_running_loop()
-        if self._last is None or self._last.loop is not loop:
-            self._last = Mailbox(loop)
-        return self._last
+        loop, last = asyncio.get_running_loop(), self._last  # read once: a loop of another thread may ask as well
+        if last is None or last.loop is not loop:
+            self._last = last = Mailbox(loop)
+        return last
 
 
 class Job:
@@ -77,7 +78,7 @@ class Job:
     ``future`` belongs to the loop that asked. ``ended``: the call itself has returned. ``given_up``: nobody waits.
 
     Args:
-        late: called with the result of a call that was given up and returned all the same.
+        late: called, in a thread, with a result that nobody takes: the call was given up and returned all the same.
     """
 
     def __init__(self, late: Callable[[Any], None] | None = None) -> None:
@@ -97,6 +98,9 @@ class Job:
         timer = self._mailbox.loop.call_later(timeout_s, self._expire)
         try:
             return await self.future
+        except asyncio.CancelledError:
+            self._drop_if_there()
+            raise
         finally:
             timer.cancel()
             if not self.ended:
@@ -105,6 +109,8 @@ class Job:
     def give_up(self) -> None:
         """Stop waiting; a coroutine is cancelled, a thread is left to itself."""
         with self._lock:
+            if self.ended:
+                return
             self.given_up = True
         if self.task is not None:
             self.task.get_loop().call_soon_threadsafe(self.task.cancel)
@@ -116,15 +122,26 @@ class Job:
             late = self._late if self.given_up and error is None else None
         if late is not None:
             late(result)
-        self._mailbox.post(self._resolve, result, error)
+        else:
+            self._mailbox.post(self._resolve, result, error)
 
     def _resolve(self, result: Any, error: BaseException | None) -> None:
-        if self.future.done() or self.given_up:
-            return
-        if error is None:
+        if error is not None:
+            if not self.future.done():
+                self.future.set_exception(error)
+        elif not self.future.done():
             self.future.set_result(result)
-        else:
-            self.future.set_exception(error)
+        elif not self.given_up:  # it expired or was cancelled after the call had ended
+            self._drop(result)
+
+    def _drop_if_there(self) -> None:
+        """The result came, but who waited was cancelled before it could take it."""
+        if self.future.done() and not self.future.cancelled() and self.future.exception() is None:
+            self._drop(self.future.result())
+
+    def _drop(self, result: Any) -> None:
+        if self._late is not None:
+            THREADS.submit(functools.partial(self._late, result))
 
     def _expire(self) -> None:
         if not self.future.done():
@@ -137,9 +154,10 @@ def _harmless(error: BaseException) -> BaseException:
     What the tool held when it failed is let go here: it may be large, or take its time to go.
     """
     traceback.clear_frames(error.__traceback__)
-    if isinstance(error, Exception):
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):  # which no future takes
         return error
-    wrapped = ToolExit(f"the tool raised {type(error).__name__}({error})")
+    described = traceback.format_exception_only(error)[-1].strip()  # also where str(error) fails
+    wrapped = ToolExit(f"the tool raised {described}")
     wrapped.__cause__ = error
     return wrapped
 
@@ -234,6 +252,8 @@ class ToolLoop:
     def _start(job: Job, call: Callable[[], Awaitable[Any]]) -> None:
         if not job.given_up:
             job.task = asyncio.get_running_loop().create_task(_await(job, call))
+            if job.given_up:  # meanwhile, by a thread that saw no task yet
+                job.task.cancel()
 
 
 async def _await(job: Job, call: Callable[[], Awaitable[Any]]) -> None:

@@ -19,9 +19,11 @@ YAML file of ``BaseTool`` entries, and Python files with ``@function_tool``.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -33,7 +35,9 @@ from typing import Any, TypeVar, overload
 
 from rltr_verl._binding import bind_settings
 from rltr_verl.errors import ConfigError, RltrError
+from rltr_verl.tool_parameters import check_parameters
 from rltr_verl.tool_schema import describe, own_parameters, place, settings_of, undefined
+from rltr_verl.tool_values import typed
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__rltr_tool__"
@@ -47,6 +51,7 @@ class _Mark:
 
     check: Callable[..., Any] | None
     pure: bool
+    bounded_by: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +72,8 @@ class Tool:
     """A tool ready to be called: ``schema`` in OpenAI's form, ``call`` and ``check`` with the settings bound.
 
     ``call(**arguments)``; with a ``state``, ``call(object, **arguments)``. ``pure``: equal arguments give equal
-    results, so that they may be kept. ``where`` is the file and line of its definition.
+    results, so that they may be kept. ``bound_s``: wall seconds after which the tool itself ends a call, if it does.
+    ``where`` is the file and line of its definition.
     """
 
     name: str
@@ -78,6 +84,7 @@ class Tool:
     pure: bool = False
     state: State | None = None
     where: str = ""
+    bound_s: float | None = None
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -90,11 +97,17 @@ def tool(target: F) -> F: ...
 
 
 @overload
-def tool(*, check: Callable[..., Any] | None = None, pure: bool = False) -> Callable[[F], F]: ...
+def tool(
+    *, check: Callable[..., Any] | None = None, pure: bool = False, bounded_by: str | None = None
+) -> Callable[[F], F]: ...
 
 
 def tool(
-    target: F | None = None, *, check: Callable[..., Any] | None = None, pure: bool = False
+    target: F | None = None,
+    *,
+    check: Callable[..., Any] | None = None,
+    pure: bool = False,
+    bounded_by: str | None = None,
 ) -> F | Callable[[F], F]:
     """Mark a function, a class or a method of such a class as a tool; it stays usable as it is.
 
@@ -105,13 +118,15 @@ def tool(
         check: called before training starts with those of the tool's settings that it names; raises where the tool
             could not work with them, for example because a file is missing.
         pure: equal arguments always give equal results; the runner then keeps them.
+        bounded_by: the setting that holds the wall seconds after which the tool itself ends a call and says so. A
+            recipe whose runner would end the call first is refused.
 
     Raises :class:`ToolDefinitionError`, naming file and line, when the docstring or a parameter's type is missing,
     ``check`` takes something that is no setting of the tool, or a class has no method under ``@tool``.
     """
     if target is None:
-        return functools.partial(_mark, mark=_Mark(check, pure))
-    return _mark(target, _Mark(check, pure))
+        return functools.partial(_mark, mark=_Mark(check, pure, bounded_by))
+    return _mark(target, _Mark(check, pure, bounded_by))
 
 
 def _mark(target: F, mark: _Mark) -> F:
@@ -124,12 +139,16 @@ def _mark(target: F, mark: _Mark) -> F:
         if others:
             fix = "let it take keyword-only parameters of the tool."
             raise undefined(target, f"has a check of '{min(others)}', which is no setting of it", fix)
+    if mark.bounded_by is not None and mark.bounded_by not in _settings(target):
+        fix = "name a keyword-only parameter of the tool."
+        raise undefined(target, f"is bounded by '{mark.bounded_by}', which is no setting of it", fix)
     setattr(target, _MARK, mark)
     return target
 
 
 def _check_function(function: Callable[..., Any], mark: _Mark) -> None:
     describe(function)
+    _check_first(function)
     if len(own_parameters(function)) == len(inspect.signature(function).parameters):
         return
     if settings_of(function):
@@ -138,7 +157,20 @@ def _check_function(function: Callable[..., Any], mark: _Mark) -> None:
         raise undefined(function, "is a method, so it is not pure and has no check of its own", "drop pure and check.")
 
 
+def _check_first(function: Callable[..., Any]) -> None:
+    """A second tool of one name in a file would take the place of the first unseen."""
+    earlier = getattr(function, "__globals__", {}).get(getattr(function, "__qualname__", ""))
+    if earlier is None or not isinstance(getattr(earlier, "__dict__", {}).get(_MARK), _Mark):
+        return
+    file, other = (item.rpartition(":")[0] for item in (place(function), place(earlier)))
+    if file == other and place(function) != place(earlier):
+        raise undefined(function, f"is defined twice; first at {place(earlier)}", "rename one of them.")
+
+
 def _check_class(cls: type, mark: _Mark) -> None:
+    for item in vars(cls).values():
+        if isinstance(item, staticmethod | classmethod) and (_MARK in vars(item) or _MARK in vars(item.__func__)):
+            raise undefined(item.__func__, "is a static or class method", "make it a method that takes self.")
     if not _methods(cls):
         raise undefined(cls, "is a class without a method under @tool", "put @tool above each method the model calls.")
     if mark.pure:
@@ -218,7 +250,8 @@ def load_file(path: str, where: str) -> ModuleType:
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise ConfigError(f"no file '{path}'", where=where, fix=f"check the path; it was looked up as {file}.")
-    name = "rltr_user_" + re.sub(r"\W", "_", str(file))
+    # the digest tells a/b_c.py from a/b/c.py
+    name = f"rltr_user_{re.sub(r'[^0-9A-Za-z]', '_', file.stem)}_{hashlib.sha256(os.fsencode(file)).hexdigest()[:16]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None:
@@ -229,27 +262,42 @@ def load_file(path: str, where: str) -> ModuleType:
             spec.loader.exec_module(module)
         except BaseException as error:
             del sys.modules[name]
-            if isinstance(error, RltrError) or not isinstance(error, Exception):
+            if isinstance(error, RltrError) or not isinstance(error, Exception | SystemExit):
                 raise
             problem = f"the file cannot be imported ({type(error).__name__}: {error})"
             raise ConfigError(problem, where=_line_of(error, file), fix="correct it; python FILE shows it.") from error
     return sys.modules[name]
 
 
-def _line_of(error: Exception, file: Path) -> str:
-    """``file:line`` where importing ``file`` failed."""
+def _line_of(error: BaseException, file: Path | None = None) -> str:
+    """``file:line`` where importing ``file`` failed; without one, of the last line of a file that is no importer."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    return f"{file}:{lines[-1]}" if lines else str(file)
+    frames = [item for item in traceback.extract_tb(error.__traceback__) if not _imports(item.filename)]
+    lines = [f"{item.filename}:{item.lineno}" for item in frames if file is None or item.filename == str(file)]
+    return lines[-1] if lines else str(file or "rltr.tools")
+
+
+def _imports(filename: str) -> bool:
+    return filename.startswith("<frozen ") or filename in (__file__, importlib.__file__)
 
 
 def _add(tools: dict[str, Tool], item: Tool) -> None:
+    _check_schema(item)
     if item.name in tools:
         first, second = tools[item.name].where, item.where
         both = f" ({first} and {second})" if first and second else ""
         raise ConfigError(f"two tools are called '{item.name}'{both}", where="rltr.tools", fix="rename one of them.")
     tools[item.name] = item
+
+
+def _check_schema(item: Tool) -> None:
+    """A schema that is none would end the rollout at the tool's first call."""
+    function = item.schema.get("function")
+    if not isinstance(function, dict) or function.get("name") != item.name or "parameters" not in function:
+        form = f"{{'type': 'function', 'function': {{'name': '{item.name}', 'parameters': ...}}}}"
+        raise ConfigError(f"tool '{item.name}' has no schema of its own", where=item.where, fix=f"give {form}.")
+    check_parameters(item.parameters, f"tool '{item.name}'", item.where or "rltr.tools")
 
 
 Found = Iterator[tuple[str, Sequence[Tool]]]
@@ -284,12 +332,27 @@ def _from_module(module: ModuleType, settings: Mapping[str, Mapping[str, Any]]) 
     if callable(provider) and provider.__module__ == module.__name__:
         stem = _stem(module)
         values = bind_settings(provider, settings.get(stem, {}), f"rltr.tool_settings.{stem}")
-        yield stem, provider(**values)
+        yield stem, _provided(provider, values)
     if "verl.tools.function_tool" in sys.modules:  # else nothing can have been registered with it
         from rltr_verl.rollout.verl_tools import function_tools
 
         for item in function_tools(module.__name__):
             yield item.name, [item]
+
+
+def _provided(provider: Callable[..., Any], values: Mapping[str, Any]) -> list[Tool]:
+    fix = "correct it; it must return a list of rltr_verl.tooling.Tool."
+    try:
+        found = list(provider(**values))
+    except RltrError:
+        raise
+    except Exception as error:  # a user's function may raise anything; it is told, never swallowed
+        problem = f"{_PROVIDER} failed ({type(error).__name__}: {error})"
+        raise ConfigError(problem, where=place(provider), fix=fix) from error
+    for item in found:
+        if not isinstance(item, Tool):
+            raise ConfigError(f"{_PROVIDER} gave a {type(item).__name__}, no Tool", where=place(provider), fix=fix)
+    return found
 
 
 def _stem(module: ModuleType) -> str:
@@ -298,7 +361,8 @@ def _stem(module: ModuleType) -> str:
 
 def _marked(module: ModuleType) -> Iterable[Callable[..., Any]]:
     """The module's own functions and classes under ``@tool``, in the order of its file."""
-    own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    values = {id(value): value for value in vars(module).values()}  # each once, whatever names it has
+    own = [value for value in values.values() if getattr(value, "__module__", None) == module.__name__]
     for value in own:
         if inspect.isclass(value) and _MARK not in vars(value) and any(_MARK in vars(m) for m in _methods(value)):
             raise undefined(
@@ -311,13 +375,21 @@ def _module(source: str) -> ModuleType:
     if source.endswith(".py"):
         return load_file(source, "rltr.tools")
     name = source if "." in source else f"{_SHIPPED}.{source}"
+    fix = f"use one of {', '.join(shipped_tools())}, a path ending in .py, or an importable module."
+    unknown = ConfigError(f"unknown tool '{source}'", where="rltr.tools", fix=fix)
+    if not all(name.split(".")):
+        raise unknown
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
-            raise
-        fix = f"use one of {', '.join(shipped_tools())}, a path ending in .py, or an importable module."
-        raise ConfigError(f"unknown tool '{source}'", where="rltr.tools", fix=fix) from None
+    except RltrError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's module may raise anything; it is told, never swallowed
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise unknown from None
+        problem = f"'{source}' cannot be imported ({type(error).__name__}: {error})"
+        raise ConfigError(
+            problem, where=_line_of(error), fix=f"correct it; python -c 'import {name}' shows it."
+        ) from error
 
 
 def _bind(function: Callable[..., Any], settings: Mapping[str, Any]) -> Tool:
@@ -329,11 +401,12 @@ def _bind(function: Callable[..., Any], settings: Mapping[str, Any]) -> Tool:
     return Tool(
         name=function.__name__,
         schema=describe(function),
-        call=functools.partial(function, **values),
+        call=functools.partial(typed(function), **values),
         is_async=inspect.iscoroutinefunction(function),
         check=_bound_check(mark, values),
         pure=mark.pure,
         where=place(function),
+        bound_s=values[mark.bounded_by] if mark.bounded_by else None,
     )
 
 
@@ -348,7 +421,7 @@ def _bind_class(cls: type, settings: Mapping[str, Any]) -> list[Tool]:
         Tool(
             name=method.__name__,
             schema=describe(method),
-            call=method,
+            call=typed(method),
             is_async=inspect.iscoroutinefunction(method),
             check=check if index == 0 else None,
             state=state,

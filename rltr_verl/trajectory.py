@@ -203,6 +203,9 @@ class Trajectory:
 def _turn_from_dict(data: Mapping[str, Any]) -> Turn:
     observations = tuple(Observation(**{**item, "status": Status(item["status"])}) for item in data["observations"])
     calls = tuple(ToolCall(**item) for item in data["calls"])
+    texts = [data["text"], *(item.text for item in observations), *(call.raw for call in calls)]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("the text of a turn, a call or an observation is no text")
     plain = {key: data[key] for key in ("text", "thought", "answer", "stopped")}
     return Turn(**plain, calls=calls, faults=tuple(data["faults"]), observations=observations)
 

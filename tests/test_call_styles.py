@@ -97,6 +97,7 @@ FOREIGN = {
     "full-width tags": (f"＜tool_call＞{JSON}＜/tool_call＞", None),
     "square tags": (f"[TOOL_CALL]{JSON}[/TOOL_CALL]", None),
     "backslash in the tag": (f"<tool_call\\>{JSON}</tool_call\\>", None),
+    "python's quotes, bare": ("{'name': 'search', 'arguments': {'query': 'x', 'all': True}}", None),
     "bare and broken": ('{"name": "search", "arguments": {"query": "x"}', None),
 }
 
@@ -109,6 +110,13 @@ def test_a_foreign_call_is_an_unreadable_call_that_names_its_family(name):
     style = foreign_style(turn.calls[0].error)
     assert style is not None and style.parser == parser
     assert turn.answer is None
+
+
+@pytest.mark.parametrize("name", ["mistral", "square tags", "full-width tags", "escaped tags", "react"])
+def test_the_content_of_a_foreign_call_is_no_second_call(name):
+    text, _ = FOREIGN[name]
+    assert [call.name for call in parse_turn(text).calls] == ["search"]
+    assert len(parse_turn(f"{text}\n{text}").calls) == 2
 
 
 @pytest.mark.parametrize("name", FOREIGN)

@@ -2,9 +2,12 @@
 
 import json
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from rltr_verl.errors import DataError
+from rltr_verl.format_check import format_faults
 from rltr_verl.trajectory import Status, Trajectory
 
 SEARCH = {
@@ -130,6 +133,12 @@ def test_a_tool_message_before_any_turn_is_left_out():
         ([{"content": "x"}], r"messages\[0\]: a message must be an object with a role"),
         ([assistant("", tool_calls="x")], r"messages\[0\]: tool_calls must be a list"),
         ([assistant(raw()), observed("r", status="great")], "unknown status 'great'.*Fix: use one of ok"),
+        ([{"role": "Assistant", "content": "<answer>"}], r"messages\[0\]: unknown role 'Assistant'.*Fix: use one of"),
+        ([assistant(raw()), {"role": "functions", "content": "r"}], r"messages\[1\]: unknown role 'functions'"),
+        ([assistant(5)], r"messages\[0\]: the content is no text \(given: 5\)"),
+        ([assistant(raw()), observed({"exit_code": 1})], r"messages\[1\]: the content is no text"),
+        ([assistant([{"type": "text", "text": 5}])], r"messages\[0\]: the content is no text"),
+        ([assistant("", tool_calls=[call("x", arguments=b"{}")])], r"messages\[0\].tool_calls\[0\]: is no JSON"),
     ],
 )
 def test_unreadable_messages_are_one_clear_error(messages, message):
@@ -179,3 +188,94 @@ def test_an_empty_list_of_calls_is_none():
 @pytest.mark.parametrize("item", [3, None, {}, {"function": 3}, {"function": {"name": "search"}}])
 def test_a_strange_tool_call_is_an_unreadable_call(item):
     assert statuses(Trajectory.from_messages([assistant("", tool_calls=[item])], "q")) == [Status.UNREADABLE]
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_messages_as_pandas_reads_them_from_parquet(tmp_path, calls):
+    """Case D01a: lists come as arrays, keys of other messages as None."""
+    given = [call("x", str(number), arguments={"query": ["A B"], "k": number}) for number in range(calls)]
+    messages = [
+        {"role": "user", "content": "q"},
+        assistant("", tool_calls=given),
+        *(observed("r", tool_call_id=str(number)) for number in range(calls)),
+        assistant("<answer>"),
+    ]
+    pd.DataFrame({"messages": [messages]}).to_parquet(tmp_path / "rows.parquet")
+    stored = pd.read_parquet(tmp_path / "rows.parquet")["messages"][0]
+    assert isinstance(stored[1]["tool_calls"], np.ndarray)
+    trajectory = Trajectory.from_messages(stored)
+    assert [item.call.arguments for item in trajectory.executed()] == [
+        {"query": ["A B"], "k": number} for number in range(calls)
+    ]
+    assert statuses(trajectory) == [Status.OK] * calls and trajectory.end == "answer"
+
+
+def test_ids_of_any_kind_lead_to_their_calls():
+    messages = [assistant("", tool_calls=[call("a", 1), call("b", ["2"])]), observed("for b", tool_call_id=["2"])]
+    seen = [item.observation.text for item in Trajectory.from_messages(messages, "q").executed()]
+    assert seen == ["", "for b"]
+
+
+def test_keys_that_parquet_put_into_a_tool_schema_are_no_part_of_it():
+    """Case D02b."""
+    merged = json.loads(json.dumps(SEARCH))
+    merged["function"]["parameters"]["properties"] |= {"expression": None, "query": {"type": "string", "enum": None}}
+    trajectory = Trajectory.from_messages([assistant(raw()), observed("r")], "q", tools=[merged])
+    assert statuses(trajectory) == [Status.OK] and list(trajectory.tools) == [SEARCH]
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        None,
+        "search",
+        {},
+        {"function": None},
+        {"function": {"name": None}},
+        {"function": {"name": "search", "parameters": "{}"}},
+        {"function": {"name": "search", "parameters": {"type": "objet"}}},
+        {"function": {"name": "search", "parameters": {"properties": {"query": {"type": "text"}}}}},
+        {"function": {"name": "search", "parameters": {"properties": {"query": {"pattern": "("}}}}},
+        {"function": {"name": "search", "parameters": {"properties": {"query": {"$ref": "#/$defs/no"}}}}},
+    ],
+)
+def test_what_is_no_tool_schema_is_one_clear_error(tool):
+    with pytest.raises(DataError, match=r"tools\[1\]: is no tool schema"):
+        Trajectory.from_messages([assistant(raw()), observed("r")], "q", tools=[SEARCH, tool])
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ('{"exit_code": "1"}', Status.BAD_ARGUMENTS),
+        ('{"exit_code": " -9 "}', Status.BAD_ARGUMENTS),
+        ('{"status": "ERROR"}', Status.BAD_ARGUMENTS),
+        ('\ufeff{"status": "error"}', Status.BAD_ARGUMENTS),
+        ('{"exit_code": "0", "errors": 0}', Status.OK),
+        ('{"exit_code": "none"}', Status.OK),
+        ('{"exit_code": false}', Status.OK),
+        ('{"status": ["error"]}', Status.OK),
+        ('{"status": "no error"}', Status.OK),
+    ],
+)
+def test_a_program_states_its_failure_in_fields_of_its_own(text, status):
+    call = {"role": "assistant", "content": '<tool_call>{"name": "f", "arguments": {}}</tool_call>'}
+    trajectory = Trajectory.from_messages([call, {"role": "tool", "content": text}])
+    assert [item.status for item in trajectory.executed()] == [status]
+
+
+def test_a_turn_that_the_server_cut_off_is_truncated():
+    cut = {"role": "assistant", "content": "<think>still going", "finish_reason": "length"}
+    assert Trajectory.from_messages([cut]).end == "length"
+    call = '<tool_call>{"name":"python","arguments":{"code":"import os; os.remove(\'a.txt'
+    unfinished = Trajectory.from_messages([{**cut, "content": call}])
+    assert "truncated" in format_faults(unfinished) and unfinished.n_calls == 0
+    assert Trajectory.from_messages([{**cut, "content": "<answer>"}]).end == "answer"
+    assert Trajectory.from_messages([cut, {"role": "assistant", "content": "<answer>"}]).end == "answer"
+
+
+@pytest.mark.parametrize("role", ["function", "observation", "ipython"])
+def test_other_names_of_the_role_tool(role):
+    call = {"role": "assistant", "content": '<tool_call>{"name": "f", "arguments": {}}</tool_call>'}
+    trajectory = Trajectory.from_messages([call, {"role": role, "content": "41"}])
+    assert [item.observation.text for item in trajectory.executed()] == ["41"]

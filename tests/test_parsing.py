@@ -170,6 +170,7 @@ READABLE = {
     "emoji with joiner": (b(c({"query": "👩‍🔬"})), [{"query": "👩‍🔬"}]),
     "lone surrogate, raw": (b('{"name": "search", "arguments": {"query": "\ud800"}}'), [{"query": "\ufffd"}]),
     "null, true, numbers": (b(c({"a": None, "b": True, "c": -1.5e-3})), [{"a": None, "b": True, "c": -0.0015}]),
+    "longest integer": (b('{"name": "a", "arguments": {"x": -' + "9" * 300 + "}}"), [{"x": -(10**300 - 1)}]),
     "large integer": (b(c({"id": 2**80})), [{"id": 2**80}]),
     "list of one": (b("[" + c(X) + "]"), [X]),
     "list of three": (b("[" + ", ".join([c(X)] * 3) + "]"), [X] * 3),
@@ -196,6 +197,10 @@ UNREADABLE = {
     "NaN": (b('{"name": "add", "arguments": {"a": NaN}}'), "NaN is not JSON"),
     "infinity": (b('{"name": "add", "arguments": {"a": -Infinity}}'), "-Infinity is not JSON"),
     "number out of range": (b('{"name": "add", "arguments": {"a": 1e999}}'), "out of range"),
+    "a fraction of many digits": (
+        b('{"name": "add", "arguments": {"a": 0.' + "9" * 400 + "}}"),
+        "more than 300 digits",
+    ),
     "name twice": (b('{"name": "a", "name": "b", "arguments": {}}'), "same key twice"),
     "empty block": (b(""), "no JSON object"),
     "blank block": (b(" \n"), "no JSON object"),

@@ -97,3 +97,16 @@ def test_what_stays_as_it_is(name, given):
 def test_a_value_that_fits_is_never_changed():
     fitting = {"whole": 1, "number": 3, "flag": True, "text": "30", "kind": "1", "place": {"name": "30"}}
     assert coerced(PARAMETERS, fitting) == fitting
+
+
+@pytest.mark.parametrize("reference", ["#/definitions/Count", "#/$defs/Count", "#/properties/other", "#count"])
+def test_references_lead_from_the_root_of_the_schema(reference):
+    """As servers write them: draft 7's definitions, and other properties in place of a second definition."""
+    whole = {"type": "integer"}
+    schema = {
+        "type": "object",
+        "properties": {"n": {"$ref": reference}, "other": whole},
+        "definitions": {"Count": whole},
+        "$defs": {"Count": {"$anchor": "count", **whole}},
+    }
+    assert coerced(schema, {"n": "30"}) == {"n": 30}

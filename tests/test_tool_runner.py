@@ -185,6 +185,36 @@ def no_text(x: str) -> str:
     return NoText()  # type: ignore[return-value]
 
 
+def runs_dry(x: str) -> str:
+    """Take the first of nothing."""
+    return next(iter([]))
+
+
+class Nameless(BaseException):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def nameless(x: str) -> str:
+    """Raise what ends the process and cannot be printed."""
+    raise Nameless
+
+
+class Silent(BadArguments):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def silent(x: str) -> str:
+    """Refuse without a text."""
+    raise Silent("no")
+
+
+def unawaited(x: str) -> str:
+    """Return a coroutine, as a decorator around an async function does."""
+    return quick(x)  # type: ignore[return-value]
+
+
 STOP = threading.Event()
 
 
@@ -198,6 +228,10 @@ STOP = threading.Event()
         (impatient, Status.INFRASTRUCTURE),
         (unprintable, Status.INFRASTRUCTURE),
         (no_text, Status.INFRASTRUCTURE),
+        (runs_dry, Status.INFRASTRUCTURE),
+        (nameless, Status.INFRASTRUCTURE),
+        (silent, Status.INFRASTRUCTURE),
+        (unawaited, Status.INFRASTRUCTURE),
     ],
 )
 async def test_the_rollouts_loop_survives_and_keeps_its_time(function, status):
@@ -226,6 +260,16 @@ async def quick(x: str) -> str:
     return x
 
 
+class Markup(str):
+    """As markupsafe's: what it is joined with is escaped."""
+
+    def __add__(self, other: str) -> str:
+        return Markup(str(self) + other.replace(" ", "&nbsp;"))
+
+    def __getitem__(self, key):
+        return Markup(str(self)[key])
+
+
 @pytest.mark.parametrize(
     ("result", "shown"),
     [
@@ -237,11 +281,12 @@ async def quick(x: str) -> str:
         (memoryview(b"caf\xc3\xa9"), "café"),
         ({"a": 1}, "{'a': 1}"),
         (None, "None"),
+        (Markup("<" * 2000), "< ...[cut]... <"),
     ],
 )
 def test_any_result_becomes_bounded_utf8_text(result, shown):
     text = as_text(result, 1000)
-    assert shown in text and len(text) <= 1020
+    assert shown in text and len(text) <= 1020 and type(text) is str
     text.encode("utf-8")
 
 
@@ -315,6 +360,31 @@ async def test_pure_results_are_kept_and_failures_are_not():
     assert runner.stats()["half"]["cached"] == 2
 
 
+async def test_a_tool_that_changes_its_arguments_changes_neither_record_nor_cache():
+    def total(xs: list[int]) -> str:
+        """Sum."""
+        found = sum(xs)
+        xs.clear()
+        return str(found)
+
+    runner, asked = ToolRunner({"total": replace(make(total), pure=True)}), call("total", xs=[1, 2])
+    texts = [(await runner.run([item]))[0].text for item in (asked, call("total", xs=[]), asked)]
+    assert texts == ["3", "0", "3"] and asked.arguments == {"xs": [1, 2]}
+
+
+async def test_whatever_a_call_is_called_its_observation_is_short_utf8(runner):
+    seen = await runner.run([call("\ud800" * 10_000), ToolCall("add", None, "", "\udfff")])
+    assert all(item.text.encode("utf-8") and len(item.text) < 300 for item in seen)
+
+
+async def test_arguments_that_python_cannot_compare_or_write_are_refused():
+    schema = {"type": "object", "properties": {"x": {"type": "number", "multipleOf": 0.5}, "y": {"type": "string"}}}
+    described = {"type": "function", "function": {"name": "take", "description": "Take.", "parameters": schema}}
+    runner = ToolRunner({"take": Tool("take", described, lambda **given: "taken")})
+    seen = await runner.run([call("take", x=float("inf")), call("take", y=10**5000)])
+    assert {item.status for item in seen} == {Status.BAD_ARGUMENTS}
+
+
 async def test_hung_threads_take_nothing_from_512_trajectories():
     release = threading.Event()
 
@@ -382,6 +452,15 @@ def test_limits_of_the_recipe_are_checked_against_its_tools():
         limits_of(tools, tool_limits={"ad": {"timeout_s": 1}})
     with pytest.raises(ConfigError, match="tool_limits.add.cache: tool 'add' is not pure"):
         limits_of(tools, tool_limits={"add": {"cache": True}})
+
+
+def test_a_tool_that_ends_its_calls_itself_does_so_before_the_runner():
+    tool = replace(make(add), bound_s=10.0)
+    limits_of({"add": tool})
+    limits_of({"add": tool}, tool_timeout_s=5, tool_limits={"add": {"timeout_s": 11}})
+    for rollout in ({"tool_timeout_s": 10}, {"tool_limits": {"add": {"timeout_s": 5}}}):
+        with pytest.raises(ConfigError, match="tool_settings.add: tool 'add' may take 10 s.*tool_limits.add.timeout_s"):
+            limits_of({"add": tool}, **rollout)
 
 
 def test_own_limits_of_a_tool_stand_over_those_of_all():

@@ -13,7 +13,7 @@ from rltr_verl import ToolCall
 from rltr_verl.errors import ConfigError, ToolDefinitionError
 from rltr_verl.tool_guard import CallLimits
 from rltr_verl.tool_runner import ToolRunner
-from rltr_verl.tooling import load_file, load_tools
+from rltr_verl.tooling import State, Tool, load_file, load_tools
 from rltr_verl.trajectory import Status
 
 NOTEPAD = '''
@@ -139,6 +139,55 @@ async def test_an_object_that_a_call_still_uses_is_not_entered_again(tmp_path):
     assert log[-1] == ("close", [])
 
 
+@pytest.mark.parametrize("turns", range(4))
+async def test_an_object_made_while_its_trajectory_is_cancelled_is_closed(turns):
+    log = []
+
+    class Made:
+        def __init__(self):
+            log.append("made")
+
+    state = State("S", Made, close=lambda made: log.append("closed"))
+    schema = {"type": "function", "function": {"name": "use", "description": "Use.", "parameters": {"type": "object"}}}
+    runner = ToolRunner({"use": Tool("use", schema, lambda made: "used", state=state)})
+    task = asyncio.create_task(runner.run([call("use")]))
+    while not log:
+        await asyncio.sleep(0)
+    time.sleep(0.05)  # its thread has handed the object over; this loop has not seen it yet
+    for _ in range(turns):  # the result is on its way, then there, then taken
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    for _ in range(1000):  # it closes in a thread
+        if "closed" not in log:
+            await asyncio.sleep(0.01)
+    assert log == ["made", "closed"]
+
+
+@pytest.mark.parametrize("seconds", [0.2, 2.5])
+async def test_an_object_is_not_entered_or_closed_while_a_cancelled_coroutine_ends(seconds):
+    log = []
+
+    async def use(made):
+        log.append("in")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(seconds)
+            log.append("out")
+
+    state = State("S", object, close=lambda made: log.append("closed"))
+    schema = {"type": "function", "function": {"name": "use", "description": "Use.", "parameters": {"type": "object"}}}
+    tool = Tool("use", schema, use, is_async=True, state=state)
+    runner = ToolRunner({"use": tool}, limits={"use": CallLimits(timeout_s=0.1, retries=0)})
+    first, second = await runner.run([call("use"), call("use")])
+    assert first.status is Status.TIMEOUT
+    if seconds < 1:
+        assert second.status is Status.TIMEOUT and log == ["in", "out", "in", "out", "closed"]
+    else:
+        assert second.status is Status.INFRASTRUCTURE and log == ["in", "closed"]
+
+
 FRAGILE = '''
 from rltr_verl import tool
 
@@ -190,6 +239,11 @@ async def test_calls_on_state_are_tried_once_unless_asked_otherwise(tmp_path):
         ("class A:\n    @tool\n    def f(self, x) -> str:\n        'F.'", "no type for 'x'"),
         ("class A:\n    @tool\n    def f(self, x: int) -> str:\n        pass", "no docstring"),
         ("class A:\n    @tool\n    def f(self, *, x: int) -> str:\n        'F.'", "method with settings"),
+        ("class A:\n    @tool\n    @staticmethod\n    def f(x: int) -> str:\n        'F.'", "static or class method"),
+        (
+            "class A:\n    @classmethod\n    @tool\n    def f(cls, x: int) -> str:\n        'F.'",
+            "static or class method",
+        ),
         ("class A:\n    @tool(pure=True)\n    def f(self) -> str:\n        'F.'", "not pure"),
     ],
 )

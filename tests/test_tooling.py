@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from rltr_verl import tool
-from rltr_verl.errors import ConfigError, ToolDefinitionError
+from rltr_verl.errors import BadArguments, ConfigError, ToolDefinitionError
 from rltr_verl.schemas import argument_problem
 from rltr_verl.tooling import check_tools, describe, load_tools, shipped_tools
 
@@ -183,7 +183,9 @@ PROVIDER = '''
         def echo(text: str) -> str:
             """Echo."""
             return text
-        return [Tool(f"echo{n}", {**describe(echo)}, echo) for n in range(count)]
+        schema = describe(echo)["function"]
+        named = [{"type": "function", "function": {**schema, "name": f"echo{n}"}} for n in range(count)]
+        return [Tool(item["function"]["name"], item, echo) for item in named]
     '''
 
 
@@ -210,6 +212,13 @@ def test_a_clash_names_both_places(tmp_path):
         ("def f(:\n", r"mine\.py:3: the file cannot be imported \(SyntaxError"),
         ("1 / 0\n", r"mine\.py:3: the file cannot be imported \(ZeroDivisionError"),
         ('@tool\ndef f(x: "Missing") -> str:\n    """F."""\n', r"mine\.py:3: .*type that cannot be read"),
+        ("import sys\nsys.exit(3)\n", r"mine\.py:4: the file cannot be imported \(SystemExit"),
+        (
+            '@tool\ndef f() -> str:\n    "F."\n\n@tool\ndef f() -> str:\n    "G."\n',
+            r"mine\.py:7: .*'f' is defined twice.*:3",
+        ),
+        ('@tool\ndef f() -> str:\n    "F."\n    yield "a"\n', r"mine\.py:3: .*'f' yields"),
+        ('@tool\ndef f(x: float = float("nan")) -> str:\n    "F."\n', r"mine\.py:3: .*'f' has a type or default"),
         ('@tool\ndef f(x: object()) -> str:\n    """F."""\n', r"mine\.py:3: .*'f' has a type"),
         ('@tool\ndef f(x: int = object()) -> str:\n    """F."""\n', r"mine\.py:3: .*default of 'x' without JSON form"),
         ('@tool\ndef f(x: str, /) -> str:\n    """F."""\n', r"mine\.py:3: .*'x' by position only"),
@@ -237,6 +246,88 @@ def test_nested_types_keep_their_definitions_at_the_root(tmp_path):
     parameters = load_tools([write(tmp_path, body)])["path"].parameters
     assert argument_problem(parameters, {"points": [{"x": 1}]}) is None
     assert "'x' is a required property" in (argument_problem(parameters, {"points": [{}]}) or "")
+
+
+def test_arguments_reach_the_function_as_its_types(tmp_path):
+    body = """
+        import datetime, enum
+        from dataclasses import dataclass
+        from pydantic import BaseModel
+
+        class Kind(enum.Enum):
+            UP = "up"
+
+        @dataclass
+        class Range:
+            low: int
+
+        class Point(BaseModel):
+            x: int
+
+        @tool
+        def show(day: datetime.date, kind: Kind, span: Range, path: list[Point], pair: tuple[int, str] = (1, "a"),
+                 plain: dict[str, list[int]] | None = None) -> str:
+            "Show."
+            return f"{day:%d.%m.} {kind.name} {span.low} {path[0].x} {type(pair).__name__} {plain}"
+        """
+    show = load_tools([write(tmp_path, body)])["show"]
+    good = {"day": "2031-05-17", "kind": "up", "span": {"low": 1}, "path": [{"x": 2}], "pair": [1, "b"]}
+    assert show.call(**good, plain={"a": [1.0]}) == "17.05. UP 1 2 tuple {'a': [1.0]}"
+    with pytest.raises(BadArguments, match="'day': input should be a valid date"):
+        show.call(**{**good, "day": "soon"})
+
+
+def test_files_whose_paths_look_alike_are_told_apart(tmp_path):
+    files = [tmp_path / path for path in ("a/b_c.py", "a_b/c.py", "a/b/c.py")]
+    for number, file in enumerate(files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"from rltr_verl import tool\n\n@tool\ndef f{number}() -> str:\n    'F.'\n")
+    assert list(load_tools([str(file) for file in files])) == ["f0", "f1", "f2"]
+
+
+def test_a_tool_with_two_names_in_its_file_is_one(tmp_path):
+    assert list(load_tools([write(tmp_path, "@tool\ndef f() -> str:\n    'F.'\n\ng = f\n")])) == ["f"]
+
+
+def test_a_module_that_cannot_be_imported_is_named_with_its_line(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "redpack").mkdir()
+    for name, body in (("gone", "\nimport no_such_module_here\n"), ("syntax", "\ndef f(:\n"), ("ends", "\nexit(3)\n")):
+        (tmp_path / "redpack" / f"{name}.py").write_text(body)
+        with pytest.raises(ConfigError, match=rf"{name}\.py:2: 'redpack.{name}' cannot be imported"):
+            load_tools([f"redpack.{name}"])
+    for name in ("redpack.none", ".", "../x"):
+        with pytest.raises(ConfigError, match="unknown tool"):
+            load_tools([name])
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        ("[1]", "gave a int, no Tool"),
+        ("None", "failed .TypeError"),
+        ("1 / 0", "failed .ZeroDivisionError"),
+        ("[Tool('g', {}, print)]", "'g' has no schema of its own"),
+        ("[Tool('g', made('h', {'type': 'object'}), print)]", "'g' has no schema of its own"),
+        ("[Tool('g', made('g', {'type': 'obj'}), print)]", "'g' has a broken schema"),
+        (
+            "[Tool('g', made('g', {'properties': {'a': {'$ref': '#/$defs/A'}}}), print)]",
+            "'g' has a schema that refers to",
+        ),
+    ],
+)
+def test_what_a_module_provides_wrongly_is_told_at_start(tmp_path, returned, problem):
+    body = f"""
+        from rltr_verl.tooling import Tool
+
+        def made(name, parameters):
+            return {{"type": "function", "function": {{"name": name, "description": "G.", "parameters": parameters}}}}
+
+        def provide_tools():
+            return {returned}
+        """
+    with pytest.raises(ConfigError, match=problem):
+        load_tools([write(tmp_path, body)])
 
 
 def test_pure_reaches_the_tool(tmp_path):

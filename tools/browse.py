@@ -20,7 +20,7 @@ from rltr_verl.toolkit.background import read_bounded
 from rltr_verl.toolkit.public_net import PrivateAddress, PublicResolver, check_host, public_socket
 
 try:
-    from rltr_verl.toolkit.pages import is_text, read_page
+    from rltr_verl.toolkit.pages import Page, is_text, read_page
 except ModuleNotFoundError as error:
     fix = "pip install 'rltr_verl[browse]'"
     raise ConfigError(f"the tool browse needs {error.name}", where="rltr.tools", fix=fix) from None
@@ -62,15 +62,19 @@ async def browse(
     """
     if page < 1:
         raise BadArguments("page is counted from 1")
+    try:
+        found, read = await asyncio.wait_for(_read(url, user_agent, max_redirects, max_bytes, allow_private), timeout_s)
+    except asyncio.TimeoutError:
+        raise ToolFailed(f"{url} did not answer within {timeout_s:g} s") from None
+    return _shown(found, read.title, read.text, page, page_chars)
+
+
+async def _read(url: str, user_agent: str, hops: int, max_bytes: int, allow_private: bool) -> tuple[_Fetched, Page]:
     async with _session(allow_private, user_agent) as session:
-        try:
-            found = await asyncio.wait_for(_follow(session, url, max_redirects, max_bytes, allow_private), timeout_s)
-        except asyncio.TimeoutError:
-            raise ToolFailed(f"{url} did not answer within {timeout_s:g} s") from None
+        found = await _follow(session, url, hops, max_bytes, allow_private)
     if not is_text(found.content_type):
         raise ToolFailed(f"{found.url} is {found.content_type}, not text")
-    read = await asyncio.to_thread(read_page, found.body, found.content_type, found.charset)
-    return _shown(found, read.title, read.text, page, page_chars)
+    return found, await asyncio.to_thread(read_page, found.body, found.content_type, found.charset)
 
 
 def _session(allow_private: bool, user_agent: str) -> aiohttp.ClientSession:

@@ -20,6 +20,8 @@ MAX_DIGITS = 60
 """Bounds of one call (ours): characters of the expression, and decimal digits of any power."""
 
 _ALLOWED = re.compile(r"[\d\s.+\-*/%()]+", re.ASCII)
+_RAISED = re.compile("[\u00b2\u00b3\u00b9\u2070\u2074-\u2079]+")  # superscript digits; NFKC would make 3² a 32
+_OTHER_DIGITS = re.compile("[\u2080-\u2089\u2460-\u249b\u24ea]")  # below the line, circled, numbered lists
 _SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-", "–": "-", "^": "**"})
 
 
@@ -30,14 +32,23 @@ def calculator(expression: str) -> str:
     Args:
         expression: the expression, for example "(41 + 17) / 2".
     """
-    source = unicodedata.normalize("NFKC", expression).translate(_SIGNS).strip()
+    source = _RAISED.sub(lambda found: f"**{found[0]}", expression)
+    source = " ".join(unicodedata.normalize("NFKC", source).translate(_SIGNS).split())
     if len(source) > MAX_LENGTH:
         raise BadArguments(f"the expression is longer than {MAX_LENGTH} characters")
-    if not _ALLOWED.fullmatch(source):
+    if not _ALLOWED.fullmatch(source) or _OTHER_DIGITS.search(expression):
         raise BadArguments("an expression holds only numbers, + - * / // % ** and brackets")
     try:
         return _render(SimpleEval(operators=_OPERATORS, functions={}, names={}).eval(source))
-    except (InvalidExpression, ArithmeticError, SyntaxError, ValueError, TypeError, MemoryError) as error:
+    except (
+        InvalidExpression,
+        ArithmeticError,
+        SyntaxError,
+        ValueError,
+        TypeError,
+        MemoryError,
+        RecursionError,
+    ) as error:
         raise BadArguments(f"cannot compute {source}: {error}") from None
 
 

@@ -9,9 +9,11 @@ NOT covered, under any plan:
 - The kernel's own faults: there is no filter of system calls. A program that breaks the kernel breaks out.
 - Without namespaces: the network, and files that the program's user may read. Under the weakest plan that user is the
   trainer's, so keys in files and in the environment of the trainer's processes can be read, and its processes killed.
-- Under namespaces: what lies in /usr, /lib and the Python installation can be read, secrets there included.
+- Under namespaces: what lies in /usr, /lib and the Python installation can be read, secrets there included. The socket
+  between a virtual machine and its host (AF_VSOCK), which the kernel keeps out of network namespaces, can be reached.
 - Memory of the whole tree is counted ten times a second and in part (no memory that belongs to files), not by a
-  cgroup: for moments it may take ``processes`` x ``memory_mb``. CPU time is limited for each process, not for the tree.
+  cgroup: for moments it may take ``processes`` x ``memory_mb``. Files without a place (memfd_create) hold up to
+  ``disk_mb`` each beside that, 256 for each process. CPU time is limited for each process, not for the tree.
 - Time and load: a program can see how busy the machine is, and makes it busier within its limits.
 - A SandboxFusion server's isolation is its own.
 
@@ -63,7 +65,7 @@ def runs(
         logger.warning("code: under plan %s programs can reach: %s", plan.name, "; ".join(plan.open))
 
 
-@tool(check=runs)
+@tool(check=runs, bounded_by="timeout_s")
 async def code(
     code: str,
     *,

@@ -10,9 +10,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import jsonschema
-
 from rltr_verl.errors import ConfigError
+from rltr_verl.tool_parameters import check_parameters
 from rltr_verl.tooling import Tool
 
 try:
@@ -72,7 +71,11 @@ def _opened(name: str, settings: McpSettings) -> McpServer:
 def _tool(server: McpServer, described: Any) -> Tool:
     name = server.settings.prefix + described.name
     parameters = {"type": "object", "properties": {}, **described.input_schema}
-    _check_schema(parameters, f"tool '{described.name}' of the MCP server '{server.name}'")
+    check_parameters(
+        parameters,
+        f"tool '{described.name}' of the MCP server '{server.name}'",
+        fix="correct the server, or leave the tool out (tools).",
+    )
     text = described.description or described.title or described.name
     function = {"name": name, "description": text.strip(), "parameters": parameters}
     call = functools.partial(_call, server, described.name)
@@ -82,24 +85,3 @@ def _tool(server: McpServer, described: Any) -> Tool:
 
 async def _call(server: McpServer, tool: str, /, **arguments: Any) -> str:
     return await server.call(tool, arguments)
-
-
-def _check_schema(parameters: Mapping[str, Any], whose: str) -> None:
-    """Raise :class:`ConfigError` for what is no JSON schema of an object, or refers to another document."""
-    fix = "correct the server, or leave the tool out (tools)."
-    try:
-        jsonschema.Draft202012Validator.check_schema(parameters)
-    except jsonschema.SchemaError as error:
-        raise ConfigError(f"{whose} has a broken schema ({error.message})", fix=fix) from None
-    if parameters["type"] != "object":
-        raise ConfigError(f"{whose} has a schema of {parameters['type']!r}, not of an object", fix=fix)
-    outside = [ref for ref in _references(parameters) if not ref.startswith("#")]
-    if outside:
-        raise ConfigError(f"{whose} has a schema that refers to {outside[0]}", fix=fix)
-
-
-def _references(schema: Any) -> list[str]:
-    if isinstance(schema, Mapping):
-        own = [schema["$ref"]] if isinstance(schema.get("$ref"), str) else []
-        return own + [ref for value in schema.values() for ref in _references(value)]
-    return [ref for item in schema for ref in _references(item)] if isinstance(schema, list) else []

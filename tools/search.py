@@ -32,8 +32,13 @@ def usable(
     timeout_s: float,
     scores: bool,
     fields: dict[str, Any] | None,
+    k: int | None,
+    max_chars: int,
 ) -> None:
     """Read the documents or the index, or ask the server once; raise where that does not work."""
+    for name, value in (("k", k), ("max_chars", max_chars), ("timeout_s", timeout_s)):
+        if value is not None and value <= 0:
+            raise ConfigError(f"{value:g} is no limit", where=name, fix="give a number above 0.")
     source = _source(backend, corpus, index)
     if source is not None:
         _opened(*source)

@@ -125,22 +125,24 @@ def read_dump(path: Path) -> Iterator[Record]:
     if not files or not files[0].exists():
         raise DataError("no dump here", where=str(path), fix="give the folder of rltr.dump_dir, or a file in it.")
     for file in files:
-        with file.open(encoding="utf-8") as lines:
+        with file.open("rb") as lines:  # a line that was torn may end inside of a character
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield from _record(line, f"{file}, line {number}")
 
 
-def _record(line: str, where: str) -> Iterator[Record]:
+def _record(line: bytes, where: str) -> Iterator[Record]:
     fix = "give a dump of rltr.dump_dir as it is; a line that a full disk tore may be deleted."
     try:
-        data = json.loads(line)
+        data = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
         raise DataError(f"not valid JSON ({error})", where=where, fix=fix) from None
     if not isinstance(data, Mapping) or not all(name in data for name in _IDS):
         return
     try:
-        ids = [int(item) for item in data["response_ids"]]
+        ids = list(data["response_ids"])
+        if not all(isinstance(item, int) and 0 <= item < 2**31 for item in ids):
+            raise ValueError("response_ids are no ids")
         mask = mask_of(data["trained"], len(ids))
         yield Record(where, data["prompt_ids"], ids, mask, Trajectory.from_dict(data["trajectory"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -108,10 +108,10 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no
 def _csv_rows(path: Path, ignore: frozenset[str], advance: Callable[[int], None]) -> Iterator[Numbered]:
     with path.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as text:
         table = csv.reader(text, strict=True)
-        names = [name.strip() for name in _next(table, path) or []]
+        names = [name.strip() for name in _next(table, path, 1) or []]
         done, line = 0, table.line_num
         check_fields([name for name in names if name not in ignore], str(path), "column")
-        while (cells := _next(table, path)) is not None:
+        while (cells := _next(table, path, line + 1)) is not None:
             first, line = line + 1, table.line_num
             advance(raw.tell() - done)
             done = raw.tell()
@@ -119,11 +119,14 @@ def _csv_rows(path: Path, ignore: frozenset[str], advance: Callable[[int], None]
                 yield first, _csv_row(names, cells, f"{path}, row {first}")
 
 
-def _next(table: Any, path: Path) -> list[str] | None:
+def _next(table: Any, path: Path, row: int) -> list[str] | None:
+    """The cells of the row that begins in line ``row``, None behind the last one."""
     try:
         return next(table, None)
     except (csv.Error, UnicodeDecodeError) as error:
-        where, fix = f"{path}, row {table.line_num + 1}", "save it as UTF-8 CSV with commas and double quotes."
+        if isinstance(error, UnicodeDecodeError):  # it is raised for a whole block of the file
+            row = next((number for number, line in _lines(path, lambda _: None) if isinstance(line, DataError)), row)
+        where, fix = f"{path}, row {row}", "save it as UTF-8 CSV with commas and double quotes."
         raise DataError(f"not readable as CSV ({error})", where=where, fix=fix) from None
 
 

@@ -51,7 +51,8 @@ class Family:
     """How a parser of verl wants its calls: marks around a block, one call, one argument (group 1 name, 2 value).
 
     ``call`` has a group ``name`` and a group ``body``. Without ``argument`` the body is JSON. ``mark`` finds an opening
-    that varies; ``thought`` opens and closes a thought where that is not ``<think>``; ``single``: one call a block.
+    that varies; ``thought`` opens and closes a thought where that is not ``<think>``; ``single``: one call a block;
+    ``quote`` stands around texts that are taken as they are.
     """
 
     opening: str
@@ -62,6 +63,7 @@ class Family:
     thought: tuple[str, str] | None = None
     name: Callable[[str], str] = str.strip
     single: bool = False
+    quote: str = ""
 
     @property
     def mark_pattern(self) -> str:
@@ -120,6 +122,7 @@ FAMILIES: Mapping[str, Family] = {
         rf"call:(?P<name>\w+)\{{(?P<body>(?:{_GEMMA}(?:,{_GEMMA})*)?)\}}",
         r"(\w+):((?:<\|\"\|>.*?<\|\"\|>)|[^<>,:{}\[\]\"]*)",
         thought=(r"<\|channel>thought\b", r"<channel\|>"),
+        quote='<|"|>',
     ),
     "gpt-oss": Family(
         "<|start|>assistant<|channel|>",
@@ -229,6 +232,8 @@ class _FamilyReader:
         self._shown = [] if self.name == "kimi" else [_as_verl(*item) for item in self.properties.items()]
         self._call = re.compile(rf"\s*{self.family.call}\s*")
         self._close = re.compile(re.escape(self.family.closing))
+        quote = re.escape(self.family.quote)
+        self._quoted = re.compile(f"{quote}.*?{quote}", re.DOTALL) if quote else None
         self._argument = re.compile(self.family.argument, re.DOTALL) if self.family.argument else None
         self.grammar = Grammar.of(self.name, self.family.mark_pattern, re.escape(self.family.closing), self.read_block)
 
@@ -255,7 +260,9 @@ class _FamilyReader:
 
     def _read_call(self, match: re.Match[str]) -> ToolCall:
         raw, name = match.group().strip(), self.family.name(match.group("name"))
-        text = cast(Any, f"{self.family.opening}{raw}{self.family.closing}")  # in place of ids, see _Texts
+        # verl's parser of gemma4 cuts a text at a line's end, so it is given empty ones, and _checked puts them in
+        shown = self._quoted.sub(self.family.quote * 2, raw) if self._quoted else raw
+        text = cast(Any, f"{self.family.opening}{shown}{self.family.closing}")  # in place of ids, see _Texts
         read = _wait_for(self.parser.extract_tool_calls(text, self._shown))
         if len(read) != 1:
             return ToolCall(name, None, raw, f"verl's parser '{self.name}' reads no call in it")
@@ -271,6 +278,10 @@ class _FamilyReader:
             return ToolCall(call.name, None, call.raw, "an argument is given twice or cannot be read")
         types = self.properties.get(call.name or "", {})
         for key, text in ((pair[0].strip(), pair[1]) for pair in written):
+            quote = self.family.quote
+            if quote and text.startswith(quote):
+                arguments[key] = text.removeprefix(quote).removesuffix(quote)
+                continue
             kind, value = _type(types.get(key)), arguments[key]
             made_up = kind == "boolean" and text.strip().lower() not in ("true", "false", "null")
             if made_up or (kind == "string" and not isinstance(value, (str, type(None)))):

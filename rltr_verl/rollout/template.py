@@ -245,9 +245,10 @@ class ChatTemplate:
 
     def _render(self, messages: list[dict[str, Any]], shown: list[dict[str, Any]], open_turn: bool = True) -> str:
         try:
-            return self._tokenizer.apply_chat_template(
+            text = self._tokenizer.apply_chat_template(
                 messages, tools=shown or None, add_generation_prompt=open_turn, tokenize=False, **self._kwargs
             )
+            return _LONE_SURROGATE.sub("\ufffd", text)
         except TemplateError as error:
             problem, fix = f"the chat template refuses the conversation ({error})", "use another chat template."
             raise ModelError(problem, where=str(self._tokenizer.name_or_path), fix=fix) from None

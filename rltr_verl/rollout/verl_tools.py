@@ -9,6 +9,7 @@ unless the tool raises our :class:`BadArguments` or :class:`ToolFailed`.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,10 @@ def _schema(schema: OpenAIFunctionToolSchema) -> dict[str, Any]:
 
 def _function_tool(item: FunctionTool) -> Tool:
     call = functools.partial(_call_async if item.is_async else _call, item.fn)
-    return Tool(item.name, _schema(item.tool_schema), call, item.is_async, where=place(item.fn))
+    schema = _schema(item.tool_schema)
+    if not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(item.fn).parameters.values()):
+        schema["function"]["parameters"]["additionalProperties"] = False  # else a wrong name would be a crash
+    return Tool(item.name, schema, call, item.is_async, where=place(item.fn))
 
 
 def _call(function: Any, /, **arguments: Any) -> str:

@@ -60,7 +60,7 @@ class DocumentIndex:
         try:
             scores = bm25s.BM25.load(folder, mmap=True, show_progress=False)
             documents = pa.ipc.open_file(pa.memory_map(str(Path(folder) / _DOCUMENTS))).read_all()
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        except (OSError, EOFError, ValueError, KeyError, pa.ArrowException) as error:
             raise DataError(f"the index is damaged ({error})", where=str(folder), fix=_REBUILD) from None
         return cls(scores, documents)
 

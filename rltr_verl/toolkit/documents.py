@@ -96,7 +96,12 @@ def _document(entry: Any, where: str) -> Document:
 
 
 def _first(entry: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    return next((str(entry[name]) for name in names if entry.get(name) is not None), None)
+    return next((_encodable(str(entry[name])) for name in names if entry.get(name) is not None), None)
+
+
+def _encodable(text: str) -> str:
+    """``text`` with lone surrogates, which JSON may hold and UTF-8 may not, replaced."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _unreadable(path: str | Path, error: Exception) -> DataError:

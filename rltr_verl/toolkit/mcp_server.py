@@ -20,7 +20,7 @@ import httpx2
 import mcp_types as types
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from rltr_verl.config import Settings
 from rltr_verl.errors import ConfigError, ToolFailed
@@ -89,8 +89,8 @@ class McpServer:
             return await asyncio.wait_for(self._list(), self.settings.start_timeout_s)
         except asyncio.TimeoutError:
             problem = f"no answer within {self.settings.start_timeout_s:g} s"
-        except (MCPError, *_GONE) as error:
-            problem = _reason(error)
+        except (MCPError, ValidationError, *_GONE) as error:
+            problem = _reason(error).splitlines()[0]
         await self.close()
         said = f"; it wrote: {self._said.strip()}" if self._said.strip() else ""
         fix = "start it by hand with the same command, or check url and key_env."

@@ -107,6 +107,13 @@ def test_each_breach_is_found_by_its_check(tmp_path, check):
     assert finding.verdict == "failed" and finding.detail
 
 
+def test_arguments_that_have_a_default_are_tried_as_well(tmp_path):
+    body = "@tool\ndef f(x: str, n: int = 1) -> str:\n    'F.'\n    return str(1 / n)"
+    (subject,) = tool_contract.load_subjects(write(tmp_path, body), arguments={"f": {"x": "y"}})
+    (finding,) = tool_contract.examine(subject, [tool_contract.odd_arguments])
+    assert finding.verdict == "failed" and "'n': 0" in finding.detail
+
+
 def test_a_breach_ends_with_1_and_is_named(tmp_path):
     done = run(write(tmp_path, BREACHES["odd_arguments"]))
     assert done.exit_code == 1

@@ -108,6 +108,9 @@ def test_another_chat_template_is_a_fault(tmp_path):
         ([{"input": "q", "output": "a", "gts": None, "score": 1.0, "step": 1}] * 2, "rollout_data_dir holds neither"),
         ([{**record("qwen2.5"), "trajectory": {}}] * 2, "line 1: not a record of a dump"),
         ([{**record("qwen2.5"), "trained": 3}] * 2, "line 1: not a record of a dump"),
+        ([{**record("qwen2.5"), "response_ids": [-1]}] * 2, "line 1: not a record of a dump"),
+        ([{**record("qwen2.5"), "response_ids": [1.5]}] * 2, "line 1: not a record of a dump"),
+        ([{**record("qwen2.5"), "response_ids": [1 << 70]}] * 2, "line 1: not a record of a dump"),
     ],
 )
 def test_what_is_no_dump_is_refused(tmp_path, records, message):
@@ -121,3 +124,14 @@ def test_a_missing_dump_and_wrong_arguments_are_refused(tmp_path):
     assert "no dump here" in CliRunner().invoke(app, [str(tmp_path / "none"), *options]).output
     result = CliRunner().invoke(app, [str(tmp_path), *options, "--template-kwargs", "x=1"])
     assert result.exit_code == 2 and "no JSON object" in result.output
+
+
+def test_a_line_that_ends_inside_of_a_character_is_named(tmp_path):
+    """As a full disk leaves it behind."""
+    run(tmp_path, "qwen2.5", [record("qwen2.5")] * 2)
+    torn = json.dumps(record("qwen2.5", "结果"), ensure_ascii=False).encode()
+    torn = torn[: torn.index("结".encode()) + 1]
+    with (tmp_path / "dump" / "trajectories-b.jsonl").open("ab") as file:
+        file.write(torn + b"\n")
+    result = CliRunner().invoke(app, [str(tmp_path / "dump"), "--model", str(tmp_path / "model")])
+    assert result.exit_code == 2 and "trajectories-b.jsonl, line 2: not valid JSON" in result.output

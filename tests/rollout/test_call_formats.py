@@ -123,6 +123,11 @@ READABLE = [
         f"<|tool_call>call:search{{query:{QUOTE}x, y: z{QUOTE},k:3}}<tool_call|>",
         [{"query": "x, y: z", "k": 3}],
     ),
+    (
+        "gemma4",
+        f"<|tool_call>call:search{{query:{QUOTE}if x:\n  {{}}, 1\n{QUOTE},note:{QUOTE}a: b{QUOTE}}}<tool_call|>",
+        [{"query": "if x:\n  {}, 1\n", "note": "a: b"}],
+    ),
     ("gemma4", "<|tool_call>call:now{}<tool_call|>", [{}]),
     ("gemma4", "<|channel>thought\nhm<channel|><|tool_call>call:search{deep:true}<tool_call|>", [{"deep": True}]),
     ("gpt-oss", harmony('{"query": "x"}'), [{"query": "x"}]),

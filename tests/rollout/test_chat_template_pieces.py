@@ -117,6 +117,11 @@ def test_a_text_within_its_limit_stays_as_it_is(template):
     assert template.cut_tokens(text, length - 1) != text
 
 
+def test_a_lone_surrogate_in_a_prompt_is_the_replacement_character(template):
+    prompts = [template.prompt_ids([{"role": "user", "content": text}]) for text in ("a\ud800b", "a\ufffdb")]
+    assert prompts[0] == prompts[1]
+
+
 def test_a_slow_tokenizer_cuts_as_well(template):
     class Slow:
         """Tells no offsets."""

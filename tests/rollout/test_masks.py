@@ -356,6 +356,11 @@ def test_a_mask_survives_its_short_form(mask):
     assert mask_of(json.loads(json.dumps(trained_spans(mask))), len(mask)) == mask
 
 
+@pytest.mark.parametrize("spans", [[[0, 10**12]], [[10**12, 10**12 + 1]], [[3, 5]]])
+def test_runs_behind_the_ids_are_a_breach_and_take_no_room(spans):
+    assert len(mask_of(spans, 3)) == 4
+
+
 # the whole conversation rendered afresh
 
 

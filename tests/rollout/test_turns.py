@@ -150,6 +150,12 @@ async def test_tools_outside_the_rows_selection_are_neither_shown_nor_run(world,
     assert list(made.shown({"tool_selection": []})) == list(made.shown(None)) == ["search", "calculator"]
 
 
+@pytest.mark.parametrize("chosen", [5, True, [["calculator"]], [None], {"calculator": 0, "x": 1}])
+def test_a_selection_that_is_no_list_of_names_is_refused(world, tokenizer, chosen):
+    with pytest.raises(DataError, match="row 7: field 'extra_info.tool_selection' names"):
+        planner(world, tokenizer).shown({"tool_selection": chosen, "index": 7})
+
+
 def test_a_selection_of_unknown_tools_is_refused(world, tokenizer):
     made = planner(world, tokenizer)
     with pytest.raises(DataError, match="row 7: field 'extra_info.tool_selection' names 'serach'.*search, calculator"):

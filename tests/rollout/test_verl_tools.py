@@ -98,8 +98,9 @@ async def test_function_tools_of_a_file(tmp_path):
     assert list(tools) == ["calculator", "area", "shout"] == list(load_tools(["calculator", str(path)]))
     assert tools["area"].parameters["required"] == ["width", "height"]
     runner = ToolRunner(tools)
-    seen = await runner.run([call("area", width=3, height="4"), call("shout", text="hi"), call("area", width=3)])
-    assert [item.status for item in seen] == [Status.OK, Status.OK, Status.BAD_ARGUMENTS]
+    calls = [call("area", width=3, height="4"), call("shout", text="hi"), call("area", width=3)]
+    seen = await runner.run([*calls, call("shout", text="hi", loud="yes")])
+    assert [item.status for item in seen] == [Status.OK, Status.OK, Status.BAD_ARGUMENTS, Status.BAD_ARGUMENTS]
     assert [item.text for item in seen[:2]] == ['{"area": 12}', "HI"]
 
 

@@ -255,6 +255,16 @@ async def test_no_network_under_namespaces(namespaces):
         assert await output(namespaces, source) == "101\n101\n"
 
 
+async def test_memory_outside_of_every_limit_is_not_to_be_had(namespaces):
+    source = """
+    import ctypes
+    calls = ctypes.CDLL(None)
+    for flags in (0x10000000, 0x10020000, 0x10000000 | 0x20000000):  # a user namespace, alone and with others
+        print(calls.unshare(flags), calls.mount(b"none", b"/tmp", b"tmpfs", 0, None))
+    """
+    assert (await output(namespaces, source)).split() == ["-1"] * 6
+
+
 async def test_files_of_the_machine_are_out_of_sight_under_namespaces(namespaces, tmp_path):
     (tmp_path / "answers.jsonl").write_text("secret")
     source = f"""

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from rltr_verl.errors import BadArguments, ToolFailed
-from rltr_verl.toolkit.pages import read_page
+from rltr_verl.toolkit.pages import MAX_ELEMENTS, read_page
 from rltr_verl.toolkit.public_net import is_public
 from rltr_verl.tools.browse import browse
 
@@ -275,6 +275,18 @@ async def test_no_socket_is_made_for_a_private_address(site, monkeypatch):
     with pytest.raises(BadArguments, match="is not a public address"):
         await browse(site.base + "/river")
     assert site.requests == []
+
+
+@pytest.mark.parametrize("charset", ["idna", "undefined", "unicode_escape", "punycode", "hex", "no-such"])
+def test_a_charset_that_no_page_has_is_passed_over(charset):
+    assert read_page("naïve \\x41".encode(), "text/plain", charset).text == "naïve \\x41"
+
+
+@pytest.mark.parametrize("tag", ["<p>", "<br>", "<p a=1 b=2 c=3 d=4>"])
+def test_all_text_of_a_page_with_too_many_elements_is_taken(tag, monkeypatch):
+    body = "<body><nav>Home</nav><article>" + f"{tag}word" * MAX_ELEMENTS
+    monkeypatch.setattr("trafilatura.extract", None)  # takes minutes for such a page
+    assert read_page(body.encode(), "text/html", None).text.split() == ["Home", *["word"] * MAX_ELEMENTS]
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,10 @@ def test_a_limit_of_nothing_is_refused_at_start():
         check_tools(load_tools(["code"], {"code": {"memory_mb": 0}}))
 
 
+def test_its_limit_of_time_is_known_to_the_runner():
+    assert load_tools(["code"], {"code": {"timeout_s": 7}})["code"].bound_s == 7
+
+
 def test_the_model_sees_one_argument():
     parameters = load_tools(["code"])["code"].parameters
     assert list(parameters["properties"]) == ["code"]

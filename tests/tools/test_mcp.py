@@ -16,10 +16,11 @@ import pytest
 
 from rltr_verl.errors import ConfigError, ToolFailed
 from rltr_verl.schemas import argument_problem
+from rltr_verl.tool_parameters import check_parameters
 from rltr_verl.tool_runner import ToolRunner
 from rltr_verl.tooling import load_tools
 from rltr_verl.toolkit.mcp_server import McpSettings, as_text
-from rltr_verl.tools.mcp import _check_schema, provide_tools
+from rltr_verl.tools.mcp import provide_tools
 from rltr_verl.trajectory import Status, ToolCall
 
 SERVER = str(Path(__file__).with_name("mcp_test_server.py"))
@@ -212,6 +213,24 @@ async def test_a_recipe_lists_the_servers():
         load_tools(["mcp"])
 
 
+ODD_LIST = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    version = asked.get("params", {}).get("protocolVersion")
+    info = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "odd", "version": "1"}}
+    results = {"initialize": {"result": info}, "tools/list": {"result": {"tools": "none"}}}
+    answer = results.get(asked["method"], {"error": {"code": -32601, "message": "no such method"}})
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}), flush=True)
+"""
+
+
+def test_a_server_whose_list_is_none_is_told_at_start():
+    with pytest.raises(ConfigError, match="servers.odd: the MCP server 'odd' does not work .1 validation error"):
+        tools(odd=McpSettings(command=sys.executable, args=["-c", ODD_LIST]))
+
+
 def test_two_tools_of_one_name_are_refused(http_url):
     with pytest.raises(ConfigError, match="two tools are called 'add'.*servers.two.prefix=two_"):
         tools(one=stdio(), two=McpSettings(url=http_url))
@@ -229,11 +248,15 @@ def test_settings_are_strict(settings):
         ({"type": "object", "properties": {"a": {"type": "numbr"}}}, "broken schema"),
         ({"type": "array"}, "not of an object"),
         ({"type": "object", "properties": {"a": {"$ref": "http://example.org/a.json"}}}, "refers to http://example"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/definitions/Gone"}}}, "refers to #/definitions/Gone"),
+        ({"type": "object", "properties": {"a": {"pattern": "\\p{L}"}}}, "broken schema"),
+        ({"type": "object", "properties": None}, "broken schema"),
+        ([], "not of an object|broken schema"),
     ],
 )
 def test_what_is_no_schema_of_arguments_is_refused(schema, message):
     with pytest.raises(ConfigError, match=message):
-        _check_schema(schema, "tool 'x'")
+        check_parameters(schema, "tool 'x'")
 
 
 def test_kinds_of_content():

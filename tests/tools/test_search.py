@@ -154,6 +154,13 @@ def test_line_separators_inside_of_a_text_do_not_end_a_line(tmp_path):
     assert search("town", corpus=str(path)) == "Arlen\u2028\u0085town"
 
 
+def test_lone_surrogates_of_a_document_are_replaced(tmp_path):
+    path = tmp_path / "documents.jsonl"
+    path.write_text('{"text": "Arlen \\ud800 t\\u00f6wn \\ud83d\\ude00"}\n')
+    build_index(path, tmp_path / "index")
+    assert search("Arlen", index=str(tmp_path / "index")) == "Arlen \ufffd t\u00f6wn \U0001f600"
+
+
 def test_an_index_is_whole_or_not_there(corpus, tmp_path):
     out = tmp_path / "index"
     broken = tmp_path / "broken.jsonl"
@@ -187,9 +194,10 @@ def test_what_is_no_index_is_named_with_the_fix(index, tmp_path):
     with pytest.raises(DataError, match="version 99 found"):
         DocumentIndex.open(index)
     manifest.write_text(whole)
-    (Path(index) / "documents.arrow").write_bytes(b"torn")
-    with pytest.raises(DataError, match="damaged"):
-        DocumentIndex.open(index)
+    for torn, name in ((b"torn", "documents.arrow"), (b"", "indptr.csc.index.npy")):
+        (Path(index) / name).write_bytes(torn)
+        with pytest.raises(DataError, match="damaged"):
+            DocumentIndex.open(index)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +208,8 @@ def test_what_is_no_index_is_named_with_the_fix(index, tmp_path):
         ({"backend": "index", "corpus": "a"}, "backend=index needs 'index'"),
         ({"backend": "json"}, "backend=json needs 'url'"),
         ({"backend": "serper"}, "SERPER_API_KEY is not set"),
+        ({"corpus": "a", "k": -1}, "k: -1 is no limit"),
+        ({"corpus": "a", "max_chars": 0}, "max_chars: 0 is no limit"),
         ({"backend": "google"}, "rltr.tool_settings.search.backend"),
     ],
 )

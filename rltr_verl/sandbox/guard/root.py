@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from . import kernel
 
 HOME = "/program"
 """The program's working directory; nobody keeps a Python there."""
 
-_OLD = "/.old"
+_OLD, _AGAIN = "/.old", "/.again"
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin")
 _ETC = ("ld.so.cache", "alternatives", "localtime", "mime.types")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -50,7 +51,21 @@ def build(disk: int) -> None:
     for folder in (HOME, "/tmp", "/dev/shm"):
         os.makedirs(folder, exist_ok=True)
         os.chmod(folder, 0o1777)
+    _lock()
     os.chdir(HOME)
+
+
+def _lock() -> None:
+    """Keep the program from making namespaces of its own, in which it could mount memory past every limit.
+
+    The kernel gives a user namespace to nobody whose root is not that of the mount namespace (user_namespaces(7));
+    a second mount of the same tree is enough. What shared memory segments may hold is limited as well.
+    """
+    os.mkdir(_AGAIN)
+    kernel.mount("/", _AGAIN, None, kernel.MS_BIND | kernel.MS_REC)
+    os.chroot(_AGAIN)
+    with suppress(OSError):  # an ordinary user may not, by kernel
+        _write("/proc/sys/kernel/shmall", "0")
 
 
 def _shown() -> list[str]:
