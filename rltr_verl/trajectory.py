@@ -173,7 +173,7 @@ class Trajectory:
         return cls(
             query=data["query"],
             turns=tuple(_turn_from_dict(turn) for turn in data["turns"]),
-            tools=tuple(data["tools"]),
+            tools=tuple(dict(tool) for tool in data["tools"]),
             end=data["end"],
         )
 

@@ -108,6 +108,7 @@ def test_another_chat_template_is_a_fault(tmp_path):
         ([{"input": "q", "output": "a", "gts": None, "score": 1.0, "step": 1}] * 2, "rollout_data_dir holds neither"),
         ([{**record("qwen2.5"), "trajectory": {}}] * 2, "line 1: not a record of a dump"),
         ([{**record("qwen2.5"), "trained": 3}] * 2, "line 1: not a record of a dump"),
+        ([{**(r := record("qwen2.5")), "trajectory": {**r["trajectory"], "tools": ["x"]}}], "line 1: not a record"),
         ([{**record("qwen2.5"), "response_ids": [-1]}] * 2, "line 1: not a record of a dump"),
         ([{**record("qwen2.5"), "response_ids": [1.5]}] * 2, "line 1: not a record of a dump"),
         ([{**record("qwen2.5"), "response_ids": [1 << 70]}] * 2, "line 1: not a record of a dump"),
