@@ -21,8 +21,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 venv install: $(READY)
 
 # One command under the versions that were tested together: pip left to itself searches old releases for minutes.
+# An environment of another Python is made anew: venv alone would leave its interpreter in place.
 $(READY): setup.py pyproject.toml constraints-cpu.txt
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || { \
+		echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.10, 3.11 or 3.12 is needed. Fix: make venv PYTHON=python3.12"; \
+		exit 1; \
+	}
+	test "$$($(BIN)/python --version 2>&1)" = "$$($(PYTHON) --version 2>&1)" || $(PYTHON) -m venv --clear $(VENV)
+	@echo 'Installing about 2 GB of packages (torch, ray, transformers, verl, ...); this takes a few minutes and prints nothing.'
 	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints-cpu.txt -e ".[cpu,dev]"
 	@if $(BIN)/python -m pip list --disable-pip-version-check 2>/dev/null | grep -i '^nvidia'; then \
 		echo 'A CUDA build of torch was installed. Fix: make clean-venv venv TORCH_INDEX=https://download.pytorch.org/whl/cpu'; \

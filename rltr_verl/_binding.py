@@ -35,7 +35,8 @@ def bind_settings(
         bound[known[key]] = _checked(value, hints.get(known[key], Any), f"{where}.{key}")
     for key, name in known.items():
         if name not in bound and named[name].default is inspect.Parameter.empty:
-            raise ConfigError(f"setting '{key}' is missing", where=where, fix=f"add {where}.{key}=...")
+            fix = f"add {where}.{key}=... (as an override of a recipe: +{where}.{key}=...)."
+            raise ConfigError(f"setting '{key}' is missing", where=where, fix=fix)
     return bound
 
 

@@ -7,6 +7,7 @@ paper leaves open is marked [ours].
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -108,6 +109,24 @@ class BudgetSettings(Settings):
     price_completion: float = Field(0.0, ge=0, description="Price of a million completion tokens.")
 
 
+class _Mendable(ValueError):
+    """A setting is refused, and the fix is known."""
+
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(problem)
+        self.fix = fix
+
+
+def _missing_of_endpoint(node: str, given: EndpointSettings) -> _Mendable:
+    """Names what an endpoint lacks, and how it is written."""
+    values = {} if given.base_urls else {"base_url": "http://HOST:PORT/v1"}
+    values |= {} if given.model else {"model": "NAME"}
+    needed = " and ".join(f"{node}.{key}" for key in values)
+    overrides = " ".join(f"{node}.{key}={value}" for key, value in values.items())
+    changes = " ".join(f"--set {node.removeprefix('rltr.')}.{key}={value}" for key, value in values.items())
+    return _Mendable(f"backend=endpoint needs {needed}", f"add {overrides} (to an `rltr` command: {changes}).")
+
+
 class EndpointSettings(Settings):
     """A model behind OpenAI-compatible chat servers, and how it is asked."""
 
@@ -161,7 +180,7 @@ class TeacherSettings(EndpointSettings):
     @model_validator(mode="after")
     def _complete(self) -> TeacherSettings:
         if self.backend == "endpoint" and (self.base_url or self.model) and not (self.base_urls and self.model):
-            raise ValueError("backend=endpoint needs rltr.teacher.base_url and rltr.teacher.model")
+            raise _missing_of_endpoint("rltr.teacher", self)
         return self
 
 
@@ -202,7 +221,7 @@ class JudgeSettings(EndpointSettings):
     @model_validator(mode="after")
     def _complete(self) -> JudgeSettings:
         if self.backend == "endpoint" and not (self.base_urls and self.model):
-            raise ValueError("backend=endpoint needs rltr.judge.base_url and rltr.judge.model")
+            raise _missing_of_endpoint("rltr.judge", self)
         if self.min_votes > self.n_votes:
             raise ValueError(f"min_votes={self.min_votes} exceeds n_votes={self.n_votes}")
         if self.cache.mode != "use" and not self.cache.dir:
@@ -270,7 +289,16 @@ def _explain(error: ValidationError) -> ConfigError:
         return ConfigError(f"unknown key '{path[-1]}'", where=where, fix=fix)
     message = first["msg"].removeprefix("Value error, ")
     given = "" if isinstance(first["input"], (dict, BaseModel)) else f" (given: {first['input']!r})"
-    return ConfigError(f"{message}{given}", where=where, fix="see docs/settings.md for the meaning and range.")
+    return ConfigError(f"{message}{given}", where=where, fix=_fix_of(first))
+
+
+def _fix_of(error: Mapping[str, Any]) -> str:
+    context = error.get("ctx") or {}
+    if isinstance(context.get("error"), _Mendable):
+        return context["error"].fix
+    choices = re.findall(r"'([^']*)'", str(context.get("expected", "")))
+    close = difflib.get_close_matches(str(error["input"]), choices, n=1)
+    return f"did you mean '{close[0]}'?" if close else "see docs/settings.md for the meaning and range."
 
 
 def _known_keys(path: list[str]) -> Iterator[str]:

@@ -6,10 +6,11 @@ under ``hydra.callbacks``. ``rltr.preflight=false`` turns it off.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rltr_verl.config import RltrSettings, from_omegaconf
-from rltr_verl.errors import ConfigError, DataError, DiskError, ModelError, RltrError
+from rltr_verl.errors import ConfigError, DiskError, ModelError, RltrError, WorldError
+from rltr_verl.preflight_context import check_context
 from rltr_verl.preflight_hosted import check_hosted_judge
-from rltr_verl.rows import read_messages, stored_rows
+from rltr_verl.preflight_rows import check_data
 
 if TYPE_CHECKING:
     from rltr_verl.rollout.turns import Planner
+
+_LOG = logging.getLogger(__name__)
 
 MIN_FREE_BYTES = 1 << 30
 """Free disk below which a run is not started: a checkpoint would be torn."""
@@ -64,7 +68,8 @@ def check(config: DictConfig) -> None:
     for one in checks:
         one(config, settings)
     planner = check_model(config, settings)
-    check_data(config, settings, planner)
+    check_data(config, settings, planner, check_context(config))
+    _tell_of_no_checkpoint(config)
 
 
 def _no_missing_values(config: DictConfig) -> None:
@@ -142,10 +147,31 @@ def check_tool_settings(config: DictConfig, settings: RltrSettings) -> None:
 
 def check_world(config: DictConfig, settings: RltrSettings) -> None:
     """A recipe on an offline world needs its folder, in this package's version."""
-    if settings.world is not None:
-        from rltr_verl.world import load_world
+    if settings.world is None:
+        return _nothing_taken_from_it(config)
+    from rltr_verl.world import load_world
 
+    try:
         load_world(settings.world)
+    except WorldError as error:
+        own = "With data, model and tools of your own set rltr.world=null instead."
+        if Path(settings.world).exists():
+            raise WorldError(error.problem, where=error.where, fix=f"{error.fix} {own}") from None
+        fix = f"build one (rltr world build --out {settings.world}). {own}"
+        raise WorldError(f"no world '{settings.world}'", where="rltr.world", fix=fix) from None
+
+
+def _nothing_taken_from_it(config: DictConfig) -> None:
+    """Without a world, what ``scale=cpu`` takes from its folder must have been given."""
+    for key in ("data.train_files", "data.val_files", "actor_rollout_ref.model.path"):
+        node, _, name = key.rpartition(".")
+        if OmegaConf.is_interpolation(OmegaConf.select(config, node), name) and _starts_nowhere(config, key):
+            problem = "a value is missing (it comes from the world, and rltr.world is null)"
+            raise ConfigError(problem, where=key, fix=f"add {key}=... to the command line.")
+
+
+def _starts_nowhere(config: DictConfig, key: str) -> bool:
+    return str(OmegaConf.select(config, key)).startswith("None/")
 
 
 def check_terms(config: DictConfig, settings: RltrSettings) -> None:
@@ -187,12 +213,22 @@ def check_model(config: DictConfig, settings: RltrSettings) -> Planner:
     from rltr_verl.rollout.turns import Planner
 
     model = config.actor_rollout_ref.model
+    refuse_checkpoint(str(model.path), "actor_rollout_ref.model.path")
     tokenizer = load_tokenizer(str(model.get("tokenizer_path") or model.path))
     if model.get("custom_chat_template"):
         tokenizer.chat_template = model.custom_chat_template
     kwargs = OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
     assert isinstance(kwargs, dict)
     return Planner.build(settings, tokenizer, {str(key): value for key, value in kwargs.items()})
+
+
+def refuse_checkpoint(path: str, where: str) -> None:
+    """Raise :class:`ModelError` for a folder of verl's checkpoints: the model lies in it, or must be merged first."""
+    from rltr_verl.checkpoints import checkpoint_fix
+
+    fix = checkpoint_fix(Path(path).expanduser())
+    if fix is not None:
+        raise ModelError(f"'{path}' is a checkpoint of verl's and no model", where=where, fix=fix)
 
 
 def load_tokenizer(path: str, where: str = "actor_rollout_ref.model.path") -> Any:
@@ -205,9 +241,7 @@ def load_tokenizer(path: str, where: str = "actor_rollout_ref.model.path") -> An
     local = Path(path).expanduser()
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if not local.is_dir() and (looks_local or local.exists()):
-        raise ModelError(
-            f"no model folder '{path}'", where=where, fix="check the path, or build it (rltr world build)."
-        )
+        raise ModelError(f"no model folder '{path}'", where=where, fix="check the path.")
     try:
         return AutoTokenizer.from_pretrained(str(local) if local.is_dir() else path)
     except (OSError, ValueError) as error:
@@ -216,75 +250,6 @@ def load_tokenizer(path: str, where: str = "actor_rollout_ref.model.path") -> An
         raise ModelError(f"'{path}' has no usable tokenizer ({reason})", where=where, fix=fix) from None
 
 
-def check_data(config: DictConfig, settings: RltrSettings, planner: Planner) -> None:
-    """Every row of the data files has known tools, a prompt that fits and, for the checklist judge, readable needs."""
-    for key in ("train_files", "val_files"):
-        for file in _as_list(config.data.get(key)):
-            _check_file(str(file), f"data.{key}", config, settings, planner)
-
-
-def _as_list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else list(value)
-
-
-def _check_file(file: str, where: str, config: DictConfig, settings: RltrSettings, planner: Planner) -> None:
-    path = Path(file).expanduser()
-    if not path.is_file():
-        raise DataError(
-            f"no file '{file}'", where=where, fix="check the path; `rltr world build` makes the offline world's."
-        )
-    number = -1
-    for number, row in enumerate(stored_rows(path)):
-        check_row(row, f"{file}, row {number}", config, settings, planner)
-    if number < 0:
-        raise DataError("the file holds no rows", where=file, fix="write at least one query.")
-
-
-def check_row(row: Mapping[str, Any], where: str, config: DictConfig, settings: RltrSettings, planner: Planner) -> None:
-    """One row: prompt, agent, needs, tools, length."""
-    prompt = _prompt(row, where, config.data.get("prompt_key", "prompt"))
-    agent = row.get("agent_name")
-    if agent is not None and not str(agent).startswith("rltr_"):
-        fix = "set agent_name to rltr_planner or drop the column."
-        raise DataError(f"agent_name '{agent}' is not a loop of this package", where=where, fix=fix)
-    if settings.judge.backend == "checklist":
-        _check_needs(row, where)
-    limit = int(config.data.max_prompt_length)
-    length = len(planner.template.prompt_ids(prompt, list(_shown(row, where, planner).values())))
-    if length > limit:
-        fix = "raise data.max_prompt_length (and the model length), shorten the tools' descriptions, or drop the row."
-        raise DataError(f"the prompt has {length} tokens, data.max_prompt_length is {limit}", where=where, fix=fix)
-
-
-def _shown(row: Mapping[str, Any], where: str, planner: Planner) -> dict[str, dict[str, Any]]:
-    """The tools of the row, as the rollout will show them."""
-    try:
-        return planner.shown(row.get("extra_info"))
-    except DataError as error:
-        raise DataError(error.problem, where=where, fix=error.fix) from None
-
-
-def _check_needs(row: Mapping[str, Any], where: str) -> None:
-    from rltr_verl.judge.checklist import parse_needs
-
-    if parse_needs((row.get("extra_info") or {}).get("needs"), where) is None:
-        fix = (
-            "write the query's needs ([] if it needs no tool) and let `rltr data` make the file, "
-            "or use an LLM checker: judge=endpoint."
-        )
-        raise DataError("no 'extra_info.needs', which the checklist judge compares with", where=where, fix=fix)
-
-
-def _prompt(row: Mapping[str, Any], where: str, key: str) -> list[dict[str, Any]]:
-    prompt = row.get(key)
-    if prompt is None:
-        known = ", ".join(sorted(map(str, row))) or "none"
-        fix = f"add a column '{key}' of chat messages (columns here: {known}); `rltr data` makes it from your queries."
-        raise DataError(f"no '{key}'", where=where, fix=fix)
-    valid = isinstance(prompt, Iterable) and not isinstance(prompt, (str, bytes)) and len(list(prompt)) > 0
-    if not valid or not all(isinstance(message, Mapping) and message.get("content") for message in prompt):
-        fix = 'write [{"role": "user", "content": "..."}].'
-        raise DataError(f"'{key}' is not a list of chat messages with content", where=where, fix=fix)
-    return read_messages(prompt)
+def _tell_of_no_checkpoint(config: DictConfig) -> None:
+    if config.trainer.get("save_freq", -1) <= 0:
+        _LOG.warning("trainer.save_freq=%s: this run keeps no checkpoint.", config.trainer.get("save_freq"))

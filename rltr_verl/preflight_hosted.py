@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from omegaconf import DictConfig, OmegaConf
 
 from rltr_verl.config import RltrSettings
@@ -64,10 +62,9 @@ def _require_chat_template(path: str) -> None:
 
 
 def _require_context(path: str, config: DictConfig) -> None:
-    from transformers import AutoConfig
+    from rltr_verl.preflight_context import positions
 
-    asked, model = config.reward.reward_model.rollout.max_model_len, AutoConfig.from_pretrained(path)
-    most: Any = getattr(model.get_text_config(), "max_position_embeddings", None)
+    asked, most = config.reward.reward_model.rollout.max_model_len, positions(path, _MODEL)
     if asked is not None and most is not None and asked > most:
         key = f"{_NODE}.rollout.max_model_len"
         raise ConfigError(f"the judge has positions for {most} tokens, not {asked}", where=key, fix=f"set {key}={most}")

@@ -12,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from rltr_verl.config import RltrSettings, from_omegaconf
 from rltr_verl.errors import ConfigError, DataError, ModelError, RltrError
-from rltr_verl.preflight import load_tokenizer, require_room
+from rltr_verl.preflight import load_tokenizer, refuse_checkpoint, require_room
+from rltr_verl.preflight_ranks import check_ranks
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -29,7 +30,7 @@ class SftPreflightCallback(Callback):
 
 
 def check_sft(config: DictConfig) -> None:
-    """World, disk, model, every conversation and, if ``rltr.tools`` names the planner's tools, the prompts.
+    """World, disk, model, every row as it will be trained and, if ``rltr.tools`` names tools, the prompts.
 
     Raises :class:`RltrError` (ConfigError, WorldError, DiskError, ModelError, DataError, GateError) for the first
     problem.
@@ -43,16 +44,29 @@ def check_sft(config: DictConfig) -> None:
 
         load_world(settings.world)
     require_room(Path(config.trainer.default_local_dir), "trainer.default_local_dir")
+    _check_lora(config)
     tokenizer = _tokenizer(config)
-    files = config.data.train_files
-    for file in [files] if isinstance(files, str) else list(files):
-        check_conversations(Path(str(file)), str(config.data.messages_key))
-        if settings.tools:
-            _check_prompts(str(file), tokenizer, config, settings)
+    train, val = (_as_list(config.data.get(key)) for key in ("train_files", "val_files"))
+    counts = {file: check_conversations(Path(file), str(config.data.messages_key)) for file in [*train, *val]}
+    check_ranks(config, sum(counts[file] for file in train))
+    for file in counts:
+        _check_rows(file, tokenizer, config, settings)
+
+
+def _check_lora(config: DictConfig) -> None:
+    if int(config.model.get("lora_rank") or 0) > 0 and "hf_model" in config.checkpoint.save_contents:
+        problem = "with LoRA, what verl saves as hf_model is loaded as an untrained model, without an error"
+        fix = "add checkpoint.save_contents=[model,optimizer,extra], and then `rltr merge` the checkpoint."
+        raise ConfigError(problem, where="checkpoint.save_contents", fix=fix)
+
+
+def _as_list(value: Any) -> list[str]:
+    return [] if value is None else [value] if isinstance(value, str) else list(map(str, value))
 
 
 def _tokenizer(config: DictConfig) -> Any:
     """The model's tokenizer with the chat template that verl will use."""
+    refuse_checkpoint(str(config.model.path), "model.path")
     tokenizer = load_tokenizer(str(config.model.get("tokenizer_path") or config.model.path))
     if config.model.get("custom_chat_template"):
         tokenizer.chat_template = config.model.custom_chat_template
@@ -62,27 +76,37 @@ def _tokenizer(config: DictConfig) -> Any:
     return tokenizer
 
 
-def _check_prompts(file: str, tokenizer: Any, config: DictConfig, settings: RltrSettings) -> None:
-    """The first conversations' prompts are those that a planner with the tools of ``rltr.tools`` will be shown."""
-    from rltr_verl.rollout.sft_prompts import check_prompts
+def _check_rows(file: str, tokenizer: Any, config: DictConfig, settings: RltrSettings) -> None:
+    """Every row can be trained, by the trainer's own code; the prompts are those of a planner with ``rltr.tools``."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from rltr_verl.rollout.sft_prompts import check_prompts, check_rows, open_dataset, require_rows
     from rltr_verl.rollout.turns import Planner
 
-    data = OmegaConf.to_container(config.data, resolve=True)
-    assert isinstance(data, dict)
-    planner = Planner.build(settings, tokenizer, data.get("apply_chat_template_kwargs"))
-    check_prompts(file, tokenizer, planner, data={str(key): value for key, value in data.items()})
+    data: Any = OmegaConf.to_container(config.data, resolve=True)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        dataset = open_dataset(file, tokenizer, data)
+        task = progress.add_task(f"checking {Path(file).name}", total=len(dataset))
+        require_rows(file, check_rows(dataset, lambda: progress.advance(task)))
+    if settings.tools:
+        planner = Planner.build(settings, tokenizer, data.get("apply_chat_template_kwargs"))
+        check_prompts(file, tokenizer, planner, data=data)
 
 
-def check_conversations(path: Path, key: str) -> None:
-    """Every row of a parquet file is a conversation that an assistant ends.
+def check_conversations(path: Path, key: str) -> int:
+    """Every row of a parquet file is a conversation that an assistant ends. Returns the number of rows.
 
     Raises :class:`DataError` naming the row.
     """
-    for number, row in enumerate(_rows(path, key)):
+    rows = _rows(path, key)
+    for number, row in enumerate(rows):
         problem = _problem(row)
         if problem:
             fix = 'write [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}, ...].'
             raise DataError(f"'{key}' {problem}", where=f"{path}, row {number}", fix=fix)
+    return len(rows)
 
 
 def _rows(path: Path, key: str) -> list[Any]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jsonschema
@@ -21,18 +20,23 @@ from rltr_verl.schemas import argument_problem
 from rltr_verl.tool_arguments import coerced
 from rltr_verl.tool_guard import CallLimits
 from rltr_verl.tool_runner import ToolRunner
-from rltr_verl.tool_workers import LOOP, CallTimeout
+from rltr_verl.tool_workers import LOOP
 from rltr_verl.tooling import Tool, check_tools, load_tools
 from rltr_verl.trajectory import Observation, Status, ToolCall
 
 Verdict = Literal["ok", "failed", "skipped"]
 
+SHOWN_CHARS = 60
+"""How much of a result a finding repeats."""
+
 CALLS_AT_ONCE = 16
 MAX_CHARS = 1_000_000
 BLOCKED_S = 0.5
 CANCEL_S = 1.0
+BEAT_S = 0.01
 """Bounds of the checks (ours): calls of the check ``concurrency``, longest result, longest time that an async tool may
-hold its event loop, and time that a cancelled one may take to end."""
+hold its event loop, and time that a cancelled one may take to end. The two times are counted in beats of another event
+loop of the process: a machine that is too busy to run either of them stops both."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +51,20 @@ class Finding:
 
 @dataclass(frozen=True)
 class Subject:
-    """A tool under test: ``arguments`` of a good call, seconds that a call may take."""
+    """A tool under test: ``arguments`` of a good call, seconds that a call may take; what its calls have raised."""
 
     tool: Tool
     arguments: Mapping[str, Any]
     given: bool
     timeout_s: float
+    raised: list[Exception] = field(default_factory=list)
 
     def runner(self) -> ToolRunner:
         """A runner without retries, rest and cache, so that every call is seen as it is."""
         limits = CallLimits(timeout_s=self.timeout_s, retries=0, rest_after=10**9)
         name = self.tool.name
-        return ToolRunner({name: self.tool}, limits={name: limits}, max_output_chars=4 * MAX_CHARS)
+        tool = replace(self.tool, call=_keeping(self.tool, self.raised))
+        return ToolRunner({name: tool}, limits={name: limits}, max_output_chars=4 * MAX_CHARS)
 
     def call(self, arguments: Mapping[str, Any] | None = None) -> ToolCall:
         """A call, by default the good one."""
@@ -112,12 +118,14 @@ async def answers(subject: Subject) -> str:
     """A good call ends in time and without an untyped exception."""
     (seen,) = await subject.observe()
     if seen.status is Status.INFRASTRUCTURE:
-        raise Broken(f"{seen.text} Raise BadArguments or ToolFailed where the call cannot be done.")
+        raise Broken(f"{_cause(subject, seen)} {_advice(subject)}")
     if seen.status is Status.TIMEOUT:
         raise Broken(f"{seen.text} Bound its work, or give it longer with --timeout.")
     if seen.status is not Status.OK and subject.given:
         raise Broken(f"the call that was given ends in {seen.status.value}: {seen.text}")
-    return "" if seen.status is Status.OK else f"{seen.status.value}; try a good call with --arguments"
+    if seen.status is not Status.OK:
+        return f"{seen.status.value} ({_begin(seen.text)}); try a good call with --arguments"
+    return f"gave {_begin(seen.text)}"
 
 
 async def odd_arguments(subject: Subject) -> str:
@@ -127,7 +135,7 @@ async def odd_arguments(subject: Subject) -> str:
         tried += 1
         (seen,) = await subject.observe(arguments)
         if seen.status in (Status.INFRASTRUCTURE, Status.TIMEOUT):
-            problem = f"{_short(arguments)} ends in {seen.status.value}: {seen.text}"
+            problem = f"{_short(arguments)} ends in {seen.status.value}: {_cause(subject, seen)}"
             raise Broken(f"{problem} Raise BadArguments for what the tool cannot take.")
     if not tried:
         raise Skip("it takes no text and no number")
@@ -138,17 +146,16 @@ async def timeout(subject: Subject) -> str:
     """The tool lets others work while it is busy: an async one does not block its event loop."""
     if not subject.tool.is_async:
         raise Skip("it is a plain function and runs in a thread")
-    stop, longest = threading.Event(), [0.0]
-    watch = LOOP.submit(lambda: _heartbeat(stop, longest))
+    beats = _Beats()
+    watch = LOOP.submit(beats.of_the_tools)
+    beating = asyncio.create_task(beats.of_ours())
     await subject.observe()
-    stop.set()
-    try:
-        await watch.result(subject.timeout_s)
-    except CallTimeout:
-        longest[0] = subject.timeout_s
-    if longest[0] > BLOCKED_S:
+    beating.cancel()
+    watch.give_up()
+    held_s = beats.most * BEAT_S
+    if held_s > BLOCKED_S:
         fix = "await what it waits for, or write it as a plain def, which runs in a thread"
-        raise Broken(f"it held its event loop for {longest[0]:.1f} s or more; {fix}")
+        raise Broken(f"it held its event loop for {held_s:.1f} s or more; {fix}")
     return ""
 
 
@@ -164,9 +171,11 @@ async def cancel(subject: Subject) -> str:
         raise Broken("its call did not start, since another call blocks the tools' event loop")
     await asyncio.sleep(0.01)
     job.give_up()
-    if not await asyncio.to_thread(ended.wait, CANCEL_S):
-        raise Broken(f"it goes on for more than {CANCEL_S:g} s when cancelled; let CancelledError pass")
-    return ""
+    for _ in range(round(CANCEL_S / BEAT_S)):
+        if ended.is_set():
+            return ""
+        await asyncio.sleep(BEAT_S)
+    raise Broken(f"it goes on for more than {CANCEL_S:g} s when cancelled; let CancelledError pass")
 
 
 async def concurrency(subject: Subject) -> str:
@@ -267,9 +276,15 @@ def _subject(tool: Tool, given: Mapping[str, Any] | None, timeout_s: float) -> S
 
 
 def examine(subject: Subject, checks: Sequence[Check] = CHECKS) -> Iterable[Finding]:
-    """Run the checks on a tool, one finding each."""
+    """Run the checks on a tool, one finding each; where the good call fails, those behind it say nothing more."""
+    useless = False
     for check in checks:
-        yield asyncio.run(find(subject, check))
+        if useless:
+            yield Finding(subject.tool.name, check.__name__, "skipped", "the good call fails")
+            continue
+        finding = asyncio.run(find(subject, check))
+        useless = check is answers and finding.verdict == "failed"
+        yield finding
 
 
 async def find(subject: Subject, check: Check) -> Finding:
@@ -326,16 +341,68 @@ def _odd(subject: Subject) -> Iterable[dict[str, Any]]:
                 yield arguments
 
 
+def _keeping(tool: Tool, raised: list[Exception]) -> Callable[..., Any]:
+    """The tool's call, which also notes what it raises: the runner tells a policy no more than the type."""
+
+    def plain(*args: Any, **arguments: Any) -> Any:
+        try:
+            return tool.call(*args, **arguments)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    async def later(*args: Any, **arguments: Any) -> Any:
+        try:
+            return await tool.call(*args, **arguments)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    return later if tool.is_async else plain
+
+
+def _cause(subject: Subject, seen: Observation) -> str:
+    """What the last call raised, in its own words; the observation's text where it raised nothing."""
+    if seen.status is not Status.INFRASTRUCTURE or not subject.raised:
+        return seen.text
+    error = subject.raised[-1]
+    try:
+        return f"{type(error).__name__}: {error}".rstrip(".") + "."
+    except Exception:  # the message is a user's code too
+        return seen.text
+
+
+def _advice(subject: Subject) -> str:
+    if not subject.given:
+        return f"If {_short(subject.arguments)} is no good call, give one with --arguments; else correct the tool."
+    return "Correct the tool or its settings, or raise BadArguments or ToolFailed if that is an answer."
+
+
+def _begin(text: str) -> str:
+    return repr(text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 3] + "...")
+
+
 def _short(arguments: Mapping[str, Any]) -> str:
     text = ascii(dict(arguments))
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-async def _heartbeat(stop: threading.Event, longest: list[float]) -> None:
-    while not stop.is_set():
-        start = time.perf_counter()
-        await asyncio.sleep(0.01)
-        longest[0] = max(longest[0], time.perf_counter() - start - 0.01)
+class _Beats:
+    """How long the tools' event loop stands still, in beats of the loop of the check. ``most``: the longest time."""
+
+    def __init__(self) -> None:
+        self.most = self._since = 0
+
+    async def of_ours(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self._since += 1
+            self.most = max(self.most, self._since)
+
+    async def of_the_tools(self) -> None:
+        while True:
+            self._since = 0
+            await asyncio.sleep(BEAT_S)
 
 
 async def _until_ended(subject: Subject, started: threading.Event, ended: threading.Event) -> None:

@@ -7,7 +7,8 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,17 +43,36 @@ class CallLimits:
 
 
 class Breaker:
-    """Lets a tool rest after faults in a row; after its rest, one more fault sends it back, a success frees it."""
+    """Lets a tool rest after faults in a row.
+
+    After its rest one call tries it, and the others fail as before, until that one has ended: another fault sends the
+    tool back to rest, any answer frees it.
+    """
 
     def __init__(self, name: str, after: int, rest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._name, self._after, self._rest_s, self._clock = name, after, rest_s, clock
         self._faults = 0
         self._until = -1.0
+        self._tried = False
 
     @property
     def resting(self) -> bool:
         """Whether calls are to fail at once."""
         return self._clock() < self._until
+
+    @contextmanager
+    def call(self) -> Iterator[bool]:
+        """Around a call: whether it may be made."""
+        rested = self._faults >= self._after
+        if self.resting or (rested and self._tried):
+            yield False
+            return
+        self._tried = rested
+        try:
+            yield True
+        finally:
+            if rested:
+                self._tried = False
 
     def note(self, status: Status) -> bool:
         """Take account of how a call ended; True if the tool goes to rest with it."""

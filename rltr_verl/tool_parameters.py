@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -13,7 +16,10 @@ from rltr_verl.errors import ConfigError
 
 
 def check_parameters(parameters: Any, whose: str, where: str = "", fix: str = "correct it.") -> None:
-    """Raise :class:`ConfigError` for what is no JSON schema of an object, or refers to what is not in it."""
+    """Raise :class:`ConfigError` for what is no JSON schema of an object, or refers to what is not in it.
+
+    Warns of patterns that may take exponential time: calls are held against them in the rollout's event loop.
+    """
     try:
         jsonschema.Draft202012Validator.check_schema(parameters)
     except jsonschema.SchemaError as error:
@@ -24,6 +30,29 @@ def check_parameters(parameters: Any, whose: str, where: str = "", fix: str = "c
     lost = _lost_references(parameters)
     if lost:
         raise ConfigError(f"{whose} has a schema that refers to {lost[0]}", where=where, fix=fix)
+    for pattern in _patterns(parameters):
+        if _REPEATS_REPEATS.search(pattern):
+            _LOG.warning(
+                "%s: the pattern %r repeats what repeats itself; a call made for it can hold up all trajectories. "
+                "Fix: write it without, or drop it and let the tool check its argument.",
+                whose,
+                pattern,
+            )
+
+
+_LOG = logging.getLogger(__name__)
+_REPEATS_REPEATS = re.compile(r"(?<!\\)(?:[*+]|\{\d*,\d*\})\)(?:[*+]|\{\d*,\d*\})")
+"""``(a+)+`` and its like: a group that ends in a repetition and is repeated itself. Others, as ``(a|a)*``, pass."""
+
+
+def _patterns(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        if isinstance(schema.get("pattern"), str):
+            yield schema["pattern"]
+        yield from (key for key in schema.get("patternProperties") or () if isinstance(key, str))
+    if isinstance(schema, dict | list):
+        for inner in schema.values() if isinstance(schema, dict) else schema:
+            yield from _patterns(inner)
 
 
 def _lost_references(schema: dict[str, Any]) -> list[str]:

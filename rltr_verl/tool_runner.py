@@ -174,9 +174,12 @@ class Lane:
     async def _attempts(self, arguments: dict[str, Any], trajectory: ToolTrajectory) -> Outcome:
         """Try until something other than ``infrastructure`` comes, the attempts are used up or the tool rests."""
         attempt = 0
-        while not self._breaker.resting:
-            status, text = await self._attempt(arguments, trajectory)
-            self.stats.rests += self._breaker.note(status)
+        while True:
+            with self._breaker.call() as admitted:
+                if not admitted:
+                    break
+                status, text = await self._attempt(arguments, trajectory)
+                self.stats.rests += self._breaker.note(status)
             if status is not Status.INFRASTRUCTURE or attempt == self.limits.retries:
                 return status, text
             attempt += 1
@@ -272,11 +275,15 @@ def _not_awaitable(result: Any) -> Any:
 
 
 def _default_limits(tool: Tool, timeout_s: float) -> CallLimits:
-    return CallLimits(timeout_s, retries=0 if tool.state else CallLimits.retries, cache=tool.pure)
+    at_once = CallLimits.concurrency if tool.at_once is None else tool.at_once
+    retries = 0 if tool.state else CallLimits.retries
+    return CallLimits(timeout_s, retries=retries, concurrency=at_once, cache=tool.pure)
 
 
 def call_limits(tool: Tool, settings: RolloutSettings) -> CallLimits:
     """The limits of ``tool``: those of all tools, and over them its own of ``rltr.rollout.tool_limits``.
+
+    A tool that says how many calls it can serve at once has no more, unless its own limits allow them.
 
     A tool with state is not retried unless it has ``retries`` of its own: the call may have changed the state.
     """
@@ -287,7 +294,7 @@ def call_limits(tool: Tool, settings: RolloutSettings) -> CallLimits:
     shared = CallLimits(
         timeout_s=settings.tool_timeout_s,
         retries=0 if tool.state else settings.tool_retries,
-        concurrency=settings.tool_concurrency,
+        concurrency=settings.tool_concurrency if tool.at_once is None else min(settings.tool_concurrency, tool.at_once),
         rest_after=settings.tool_rest_after,
         rest_s=settings.tool_rest_s,
         cache=tool.pure,

@@ -7,10 +7,17 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a script's background job; children would ignore it too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test is timed, and each run of one tries the same examples.
+hypothesis.settings.register_profile(
+    "sound", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("sound")
 
 TEXT = "search the facts, then answer. <answer> <tool_call> call calc 41 + 7 = 48; 巴黎的人口是多少？"
 TEMPLATE = (

@@ -21,7 +21,7 @@ def installed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT, folder / "source", ignore=IGNORED)
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(folder / "source")]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(build, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(folder / "site")
@@ -48,7 +48,7 @@ def test_the_installed_wheel_works_without_the_sources(installed, tmp_path):
     )
     env = {**os.environ, "PYTHONPATH": str(installed)}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=500)
     assert done.returncode == 0, done.stderr
     where, estimator, tools = done.stdout.splitlines()[-3:]
     assert where.startswith(str(installed)) and estimator == "gae" and tools == "calculator days_between"

@@ -23,7 +23,7 @@ print(get_platform().device_name)
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, env=environment)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, env=environment)
 
 
 def test_everything_is_registered_in_a_process_that_only_imports_verl():

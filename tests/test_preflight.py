@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from transformers import AutoTokenizer
 from rltr_verl._compose import compose_recipe
 from rltr_verl.errors import ConfigError, DataError, DiskError, ModelError, RltrError, WorldError
 from rltr_verl.preflight import check, require_room
+from rltr_verl.preflight_context import positions
 from rltr_verl.rollout.template import ChatTemplate
 from rltr_verl.tooling import load_tools, schemas
 from rltr_verl.world import build_world
@@ -57,10 +59,21 @@ def test_a_good_recipe_passes(world):
         ("judge=endpoint", ConfigError, "rltr.judge.(base_url|model): a value is missing"),
         ("data.val_files=null", ConfigError, "data.val_files: a value is missing"),
         ("algorithm.adv_estimator=grop", ConfigError, "no settings for estimator 'grop'"),
-        ("rltr.world=/no/such/world", WorldError, "Fix: "),
+        (
+            "rltr.world=/no/such/world",
+            WorldError,
+            r"rltr.world: no world '/no/such/world'. Fix: build one \(rltr world build --out .*set rltr.world=null",
+        ),
+        (
+            "rltr.world=null",
+            ConfigError,
+            r"data.train_files: a value is missing \(it comes from the world.*Fix: add data",
+        ),
+        ("data.max_prompt_length=900", ConfigError, r"900 \+ 192 = 1092 tokens, the model has positions for 1024"),
+        ("actor_rollout_ref.rollout.max_model_len=2048", ConfigError, "max_model_len: .* for 1024 tokens, not 2048"),
         ("actor_rollout_ref.model.path=/no/such/model", ModelError, "no model folder '/no/such/model'"),
         ("data.train_files=/no/such.parquet", DataError, "data.train_files: no file '/no/such.parquet'"),
-        ("data.max_prompt_length=5", DataError, r"train.parquet, row 0: the prompt has \d+ tokens"),
+        ("data.max_prompt_length=5", DataError, r"train.parquet, row 1 \(index 0, '.+'\): the prompt has \d+ tokens"),
         ("rltr.dump_dir=/proc/dump", DiskError, "rltr.dump_dir"),
         (
             "rltr.tool_settings.search.corpus=/no/such.jsonl",
@@ -87,20 +100,20 @@ def test_wrong_settings_name_the_key_and_the_fix(world, override, error, message
 
 
 ROWS = [
-    (lambda row: row.pop("prompt"), r"row 1: no 'prompt'\. Fix: add a column 'prompt'.*columns here"),
-    (lambda row: row.update(prompt="question"), "row 1: 'prompt' is not a list of chat messages"),
-    (lambda row: row.update(prompt=[]), "row 1: 'prompt' is not a list of chat messages"),
+    (lambda row: row.pop("prompt"), r"row 2.*: no 'prompt'\. Fix: add a column 'prompt'.*columns here"),
+    (lambda row: row.update(prompt="question"), "row 2.*: 'prompt' is not a list of chat messages"),
+    (lambda row: row.update(prompt=[]), "row 2.*: 'prompt' is not a list of chat messages"),
     (lambda row: row.update(agent_name="tool_agent"), "agent_name 'tool_agent' is not a loop of this package"),
-    (lambda row: row["extra_info"].update(needs=7), "row 1: field 'needs'"),
-    (lambda row: row["extra_info"].update(needs="[{"), "row 1: field 'needs' is not valid JSON"),
-    (lambda row: row["extra_info"].update(needs=[{"tol": "search"}]), r"row 1: field 'needs\[0\]"),
-    (lambda row: row["extra_info"].pop("needs"), "row 1: no 'extra_info.needs'.*judge=endpoint"),
-    (lambda row: row.update(extra_info=None), "row 1: no 'extra_info.needs'"),
+    (lambda row: row["extra_info"].update(needs=7), "row 2.*: field 'needs'"),
+    (lambda row: row["extra_info"].update(needs="[{"), "row 2.*: field 'needs' is not valid JSON"),
+    (lambda row: row["extra_info"].update(needs=[{"tol": "search"}]), r"row 2.*: field 'needs\[0\]"),
+    (lambda row: row["extra_info"].pop("needs"), "row 2.*: no 'extra_info.needs'.*judge=endpoint"),
+    (lambda row: row.update(extra_info=None), "row 2.*: no 'extra_info.needs'"),
     (
         lambda row: row["extra_info"].update(tool_selection=["search", "serach"]),
-        "row 1: field 'extra_info.tool_selection' names 'serach'.*calculator, days_between, search",
+        "row 2.*: field 'extra_info.tool_selection' names 'serach'.*calculator, days_between, search",
     ),
-    (lambda row: row["extra_info"].update(tool_selection="serach"), "row 1: .*tool_selection' names 'serach'"),
+    (lambda row: row["extra_info"].update(tool_selection="serach"), "row 2.*: .*tool_selection' names 'serach'"),
 ]
 
 
@@ -138,6 +151,7 @@ def test_messages_are_measured_as_the_rollout_reads_them(world, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(world.model)
     tokenizer.chat_template = PRINTS_MESSAGES
     tokenizer.save_pretrained(tmp_path / "model")
+    shutil.copy(world.model / "config.json", tmp_path / "model")
     row = rows_of(world)[0]
     limit = len(ChatTemplate(tokenizer, []).prompt_ids(row["prompt"]))
     row["prompt"][0]["name"] = None
@@ -148,6 +162,58 @@ def test_messages_are_measured_as_the_rollout_reads_them(world, tmp_path):
     }
     overrides = [f"data.{key}={value}" for key, value in given.items()]
     checked(world, f"actor_rollout_ref.model.path={tmp_path / 'model'}", *overrides)
+
+
+def test_a_row_is_found_again_by_its_number_in_the_users_file_and_its_query(world, tmp_path):
+    rows = rows_of(world)
+    rows[2]["extra_info"] |= {"index": 17, "query": "How  much warmer is Arlen than Brona today?", "needs": 7}
+    path = as_jsonl(tmp_path, rows)
+    with pytest.raises(DataError) as caught:
+        checked(world, f"data.train_files={path}")
+    assert caught.value.where == f"{path}, row 3 (index 17, 'How much warmer is Arlen than Brona toda...')"
+
+
+def test_a_prompt_that_no_setting_makes_fit_is_told_so(world, tmp_path):
+    row = rows_of(world)[0]
+    row["prompt"] = [{"role": "user", "content": "word " * 400}]
+    with pytest.raises(DataError, match=r"with data.max_response_length=700 it exceeds the model's 1024.*longer"):
+        checked(world, f"data.train_files={as_jsonl(tmp_path, [row])}", "data.max_response_length=700")
+    row["prompt"] = [{"role": "user", "content": "word " * 100}]
+    with pytest.raises(DataError, match=r"raise data.max_prompt_length \(with the response at most 1024"):
+        checked(world, f"data.train_files={as_jsonl(tmp_path, [row])}")
+
+
+def test_a_model_without_its_config_is_refused(world, tmp_path):
+    AutoTokenizer.from_pretrained(world.model).save_pretrained(tmp_path / "bare")
+    with pytest.raises(ModelError, match=r"no usable config.json"):
+        checked(world, f"actor_rollout_ref.model.path={tmp_path / 'bare'}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        ({}, 1024),
+        ({"max_position_embeddings": 512}, 512),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 4096),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}}, 8192),
+    ],
+)
+def test_positions_are_those_of_the_run(world, changes, most):
+    assert positions(str(world.model), "model", changes) == most
+
+
+def test_a_run_that_keeps_no_checkpoint_says_so(world, caplog):
+    checked(world)
+    assert [item.message for item in caplog.records if "keeps no checkpoint" in item.message]
+    caplog.clear()
+    checked(world, "trainer.save_freq=10")
+    assert not [item for item in caplog.records if "keeps no checkpoint" in item.message]
+
+
+def test_an_incomplete_world_is_told_apart_from_none(world, tmp_path):
+    (tmp_path / "w").mkdir()
+    with pytest.raises(WorldError, match=r"manifest.json is missing.*delete the folder.*rltr.world=null"):
+        checked(world, f"rltr.world={tmp_path / 'w'}")
 
 
 def test_a_file_without_rows_or_with_garbage_is_refused(world, tmp_path):
@@ -206,7 +272,7 @@ def test_the_real_command_stops_with_one_line_before_ray(world, tmp_path):
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "rltr_planner", "scale=cpu"]
     overrides = [f"rltr.world={world.folder}", "data.train_files=/no/such.parquet"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *overrides], capture_output=True, text=True, cwd=tmp_path, timeout=120, env=env)
+    done = subprocess.run([*command, *overrides], capture_output=True, text=True, cwd=tmp_path, timeout=500, env=env)
     assert done.returncode == 1
     assert "[rltr_verl] DataError: data.train_files: no file '/no/such.parquet'. Fix:" in done.stderr
     assert "Traceback" not in done.stderr and "ray init" not in done.stdout

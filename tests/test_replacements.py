@@ -35,7 +35,7 @@ def test_in_place_beside_an_accelerator_too():
         "print(distributed.initialize_global_process_group_ray.__module__)"
     )
     environment = {**os.environ, "VERL_PLATFORM": "nvidia", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=180)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=500)
     assert done.stdout.split()[-2:] == ["rltr_verl.rollout.validation", "verl.utils.distributed"], done.stderr
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from rltr_verl.tool_guard import Breaker, Gate, ResultCache, ToolStats
 from rltr_verl.trajectory import Status
 
@@ -30,6 +32,31 @@ def test_a_tool_rests_after_faults_in_a_row_and_one_more_sends_it_back():
     clock.now = 10.0
     assert not breaker.resting
     assert breaker.note(Status.TIMEOUT) and breaker.resting
+
+
+def test_after_its_rest_one_call_tries_it_and_the_others_fail():
+    clock = Clock()
+    breaker = Breaker("t", 2, 10.0, clock)
+    note(breaker, Status.TIMEOUT, Status.TIMEOUT)
+    for status, later in ((Status.TIMEOUT, False), (Status.OK, True)):
+        clock.now += 10.0
+        with breaker.call() as first:
+            with breaker.call() as second:
+                assert first and not second
+            breaker.note(status)
+        with breaker.call() as third:
+            assert third is later
+
+
+def test_a_try_that_is_cancelled_lets_the_next_one_try():
+    clock = Clock()
+    breaker = Breaker("t", 1, 10.0, clock)
+    note(breaker, Status.TIMEOUT)
+    clock.now = 10.0
+    for _ in range(2):
+        with pytest.raises(asyncio.CancelledError), breaker.call() as admitted:
+            assert admitted
+            raise asyncio.CancelledError
 
 
 def test_any_answer_ends_the_row_of_faults_and_the_rest():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from rltr_verl.tool_guard import CallLimits
 from rltr_verl.tool_runner import ToolRunner, as_text, call_limits
 from rltr_verl.tooling import State, Tool, describe
 from rltr_verl.trajectory import Status
+from tests.fakes.clock import Clock, until
 
 
 def make(function, is_async=False) -> Tool:
@@ -52,13 +54,13 @@ def leave(x: str) -> str:
 
 def sleepy(x: str) -> str:
     """Sleep."""
-    time.sleep(2)
+    time.sleep(600)  # in a daemon thread
     return x
 
 
 async def async_sleepy(x: str) -> str:
     """Sleep."""
-    await asyncio.sleep(30)
+    await asyncio.sleep(600)
     return x
 
 
@@ -74,7 +76,13 @@ def call(name, **arguments) -> ToolCall:
 @pytest.fixture
 def runner() -> ToolRunner:
     tools = [make(f) for f in (add, refuse, break_down, crash, leave, sleepy, raw)] + [make(async_sleepy, True)]
-    return ToolRunner({item.name: item for item in tools}, timeout_s=0.3, max_parallel_calls=3)
+    limits = dict.fromkeys(("sleepy", "async_sleepy"), CallLimits(timeout_s=0.3))
+    return ToolRunner({item.name: item for item in tools}, timeout_s=60, limits=limits, max_parallel_calls=3)
+
+
+@pytest.fixture
+async def clock(monkeypatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 CASES = [
@@ -111,19 +119,16 @@ async def test_results_come_in_call_order_and_extra_calls_are_told(runner):
 
 
 async def test_calls_of_a_turn_run_at_the_same_time():
-    async def slow(x: str) -> str:
-        """Wait."""
+    async def meet(x: str) -> str:
+        """Wait for the others."""
         running.append(x)
-        await asyncio.sleep(0.05)
-        peaks.append(len(running))
-        running.remove(x)
+        await until(lambda: len(running) == 4)
         return x
 
     running: list[str] = []
-    peaks: list[int] = []
-    runner = ToolRunner({"slow": make(slow, True)}, timeout_s=5, max_parallel_calls=4)
-    await runner.run([call("slow", x=str(n)) for n in range(4)])
-    assert max(peaks) == 4
+    runner = ToolRunner({"meet": make(meet, True)}, timeout_s=60, max_parallel_calls=4)
+    seen = await runner.run([call("meet", x=str(n)) for n in range(4)])
+    assert [item.text for item in seen] == ["0", "1", "2", "3"]
 
 
 async def test_tools_outside_the_rows_selection_are_unknown(runner):
@@ -134,19 +139,17 @@ async def test_tools_outside_the_rows_selection_are_unknown(runner):
 
 async def cleanup_forever(x: str) -> str:
     """Ignore being cancelled."""
-    while True:
-        try:
+    stop = Hold.stop
+    while not stop.is_set():
+        with suppress(asyncio.CancelledError):
             await asyncio.sleep(0.05)
-        except asyncio.CancelledError:
-            if STOP.is_set():
-                raise
-        if STOP.is_set():
-            return x
+    return x
 
 
 async def block(x: str) -> str:
     """Block the event loop."""
-    time.sleep(2)
+    Hold.stop.wait(60)
+    Hold.blocked_until_let_go = Hold.stop.is_set()
     return x
 
 
@@ -215,7 +218,18 @@ def unawaited(x: str) -> str:
     return quick(x)  # type: ignore[return-value]
 
 
-STOP = threading.Event()
+class Hold:
+    """Until when ``block`` and ``cleanup_forever`` go on."""
+
+    stop = threading.Event()
+    blocked_until_let_go: bool | None = None
+
+
+@pytest.fixture
+def hold():
+    Hold.stop, Hold.blocked_until_let_go = threading.Event(), None
+    yield Hold
+    Hold.stop.set()
 
 
 @pytest.mark.parametrize(
@@ -234,25 +248,22 @@ STOP = threading.Event()
         (unawaited, Status.INFRASTRUCTURE),
     ],
 )
-async def test_the_rollouts_loop_survives_and_keeps_its_time(function, status):
+async def test_the_rollouts_loop_survives_and_keeps_its_time(function, status, hold):
     name, is_async = function.__name__, asyncio.iscoroutinefunction(function)
-    runner = ToolRunner({name: make(function, is_async), "add": make(add)}, timeout_s=0.3)
-    start = time.perf_counter()
+    limits = {name: CallLimits(timeout_s=0.3 if status is Status.TIMEOUT else 60)}
+    runner = ToolRunner({name: make(function, is_async), "add": make(add)}, timeout_s=60, limits=limits)
     hurt, fine = await runner.run([call(name, x="y"), call("add", a=1, b=1)])
-    STOP.set()
     assert (hurt.status, fine.text) == (status, "2")
-    assert time.perf_counter() - start < 1.9  # `block` alone takes 2 s
-    STOP.clear()
-    if function is block:
-        await asyncio.sleep(0.8)  # until the loop is replaced
+    assert hold.blocked_until_let_go is None  # `block` is at it still
 
 
-async def test_other_async_tools_work_again_after_one_has_blocked_their_loop():
-    runner = ToolRunner({"block": make(block, True), "quick": make(quick, True)}, timeout_s=0.3)
+async def test_other_async_tools_work_again_after_one_has_blocked_their_loop(hold):
+    limits = {name: CallLimits(timeout_s=0.3, retries=0, rest_after=10**9) for name in ("block", "quick")}
+    runner = ToolRunner({"block": make(block, True), "quick": make(quick, True)}, limits=limits)
     await runner.run([call("block", x="y")])
-    await asyncio.sleep(0.7)
-    (seen,) = await runner.run([call("quick", x="y")])
-    assert seen.status is Status.OK
+    while (await runner.run([call("quick", x="y")]))[0].status is not Status.OK:  # until the loop is replaced
+        assert hold.blocked_until_let_go is None
+    assert hold.blocked_until_let_go is None
 
 
 async def quick(x: str) -> str:
@@ -327,21 +338,56 @@ async def test_a_tool_that_keeps_failing_rests_and_is_not_called():
     assert runner.stats()["dead"]["rests"] == 1
 
 
-async def test_a_tools_limit_holds_over_trajectories_and_waiting_is_not_timed():
+async def test_a_tool_that_hangs_is_tried_by_one_call_after_its_rest():
+    begun, release = [], threading.Event()
+
+    def hang(x: str) -> str:
+        """Hang."""
+        begun.append(x)
+        release.wait(120)
+        return x
+
+    limits = {"hang": CallLimits(timeout_s=0.3, retries=0, rest_after=2, rest_s=0.5)}
+    runner = ToolRunner({"hang": make(hang)}, limits=limits)
+
+    async def all_at_once() -> list[Status]:
+        return [
+            item.status for (item,) in await asyncio.gather(*(runner.run([call("hang", x="y")]) for _ in range(100)))
+        ]
+
+    for _ in range(2):
+        await runner.run([call("hang", x="y")])
+    await asyncio.sleep(0.6)
+    seen = await all_at_once()
+    assert seen.count(Status.INFRASTRUCTURE) == 99 and seen.count(Status.TIMEOUT) == 1
+    assert len(begun) <= 3
+    release.set()
+    await asyncio.sleep(0.6)
+    while (await runner.run([call("hang", x="y")]))[0].status is not Status.OK:
+        await asyncio.sleep(0.1)
+
+
+async def test_a_tools_limit_holds_over_trajectories_and_waiting_is_not_timed(clock):
     running, peaks = [], []
 
     async def slow(x: str) -> str:
         """Wait."""
-        running.append(x)
+        go = threading.Event()
+        running.append(go)
         peaks.append(len(running))
-        await asyncio.sleep(0.1)
-        running.remove(x)
+        await until(go.is_set)
+        running.remove(go)
         return x
 
-    limits = {"slow": CallLimits(timeout_s=0.9, concurrency=2)}
-    runner = ToolRunner({"slow": make(slow, True)}, limits=limits)
-    seen = await asyncio.gather(*(runner.run([call("slow", x=str(n))]) for n in range(24)))  # 1.2 s in all
-    assert {item.status for (item,) in seen} == {Status.OK} and max(peaks) == 2
+    runner = ToolRunner({"slow": make(slow, True)}, limits={"slow": CallLimits(timeout_s=300, concurrency=2)})
+    calls = [asyncio.create_task(runner.run([call("slow", x=str(n))])) for n in range(8)]
+    for _ in range(4):
+        await until(lambda: len(running) == 2 and not any(go.is_set() for go in running))
+        clock.ahead += 200  # the last ones wait for 600 s
+        for go in list(running):
+            go.set()
+    assert [item.text for (item,) in await asyncio.gather(*calls)] == [str(n) for n in range(8)]
+    assert max(peaks) == 2
 
 
 async def test_pure_results_are_kept_and_failures_are_not():
@@ -385,21 +431,29 @@ async def test_arguments_that_python_cannot_compare_or_write_are_refused():
     assert {item.status for item in seen} == {Status.BAD_ARGUMENTS}
 
 
-async def test_hung_threads_take_nothing_from_512_trajectories():
+async def test_hung_threads_take_nothing_from_512_trajectories(clock):
     release = threading.Event()
 
     def maybe_hang(x: int) -> str:
         """Hang now and then."""
         if x % 100 == 50:
-            release.wait(30)
+            release.wait(120)
         return str(x)
 
-    runner = ToolRunner({"maybe_hang": make(maybe_hang)}, timeout_s=1.0)
-    seen = await asyncio.gather(*(runner.run([call("maybe_hang", x=n)]) for n in range(512)))
+    runner = ToolRunner({"maybe_hang": make(maybe_hang)}, timeout_s=600)
+    calls = [asyncio.create_task(runner.run([call("maybe_hang", x=n)])) for n in range(512)]
+    hung = [50, 150, 250, 350, 450]
+    await until(lambda: sum(item.done() for item in calls) == 507)
+    clock.ahead = 600
+    seen = await asyncio.gather(*calls)
     again = await asyncio.gather(*(runner.run([call("maybe_hang", x=1)]) for _ in range(512)))
+    assert not release.is_set()
     release.set()
-    assert [n for n, (item,) in enumerate(seen) if item.status is Status.TIMEOUT] == [50, 150, 250, 350, 450]
-    assert {item.status for (item,) in (*seen, *again)} == {Status.OK, Status.TIMEOUT}
+    assert [n for n, (item,) in enumerate(seen) if item.status is Status.TIMEOUT] == hung
+    assert [item.text for n, (item,) in enumerate(seen) if n not in hung] == [
+        str(n) for n in range(512) if n not in hung
+    ]
+    assert {item.status for (item,) in again} == {Status.OK}
 
 
 async def test_a_tool_whose_calls_never_end_is_refused_at_last(monkeypatch):
@@ -411,7 +465,7 @@ async def test_a_tool_whose_calls_never_end_is_refused_at_last(monkeypatch):
         release.wait(30)
         return x
 
-    runner = ToolRunner({"hang": make(hang)}, limits={"hang": CallLimits(timeout_s=0.05, retries=0)})
+    runner = ToolRunner({"hang": make(hang)}, limits={"hang": CallLimits(timeout_s=0.05, retries=0, rest_after=10**9)})
     seen = [(await runner.run([call("hang", x="y")]))[0].status for _ in range(3)]
     assert seen == [Status.TIMEOUT, Status.TIMEOUT, Status.INFRASTRUCTURE]
     release.set()
@@ -430,7 +484,7 @@ def test_a_process_ends_although_a_tool_hangs():
         "(seen,) = asyncio.run(runner.run([ToolCall('hang', {'x': 'y'}, '')]))\n"
         "print(seen.status.value)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stdout.strip()) == (0, "timeout")
 
 
@@ -472,6 +526,14 @@ def test_own_limits_of_a_tool_stand_over_those_of_all():
     assert call_limits(pure, settings) == expected
     assert call_limits(make(refuse), settings).retries == 3
     assert call_limits(replace(make(refuse), state=State("s", object)), settings).retries == 0
+
+
+def test_a_tool_says_how_many_calls_it_serves_at_once():
+    few, settings = replace(make(add), at_once=3), load_settings({"rollout": {"tool_concurrency": 7}}).rollout
+    assert call_limits(few, settings).concurrency == 3
+    assert call_limits(replace(few, at_once=9), settings).concurrency == 7
+    own = load_settings({"rollout": {"tool_limits": {"add": {"concurrency": 5}}}}).rollout
+    assert call_limits(few, own).concurrency == 5
 
 
 def test_a_forked_process_has_workers_of_its_own():

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import gc
 import textwrap
+import threading
 import time
 
 import pytest
 
-from rltr_verl import ToolCall
+from rltr_verl import ToolCall, tool_state
 from rltr_verl.errors import ConfigError, ToolDefinitionError
 from rltr_verl.tool_guard import CallLimits
 from rltr_verl.tool_runner import ToolRunner
 from rltr_verl.tooling import State, Tool, load_file, load_tools
 from rltr_verl.trajectory import Status
+from tests.fakes.clock import Clock, until
 
 NOTEPAD = '''
-import asyncio, time
+import threading, time
 from rltr_verl import tool
 
 LOG = []
+HANGS, RELEASE = threading.Event(), threading.Event()
 
 @tool
 class Notepad:
@@ -52,8 +55,10 @@ class Notepad:
 
     @tool
     def hang(self) -> str:
-        """Never end."""
-        time.sleep(1.5)
+        """Hang until released."""
+        HANGS.set()
+        RELEASE.wait(60)
+        LOG.append("hung")
         return ""
 
     def close(self):
@@ -65,8 +70,11 @@ def load(tmp_path, source=NOTEPAD, settings=None):
     path = tmp_path / "pad.py"
     path.write_text(textwrap.dedent(source), encoding="utf-8")
     tools = load_tools([str(path)], settings)
-    module = load_file(str(path), "test")
-    return tools, getattr(module, "LOG", None)
+    return tools, getattr(module_of(tmp_path), "LOG", None)
+
+
+def module_of(tmp_path):
+    return load_file(str(tmp_path / "pad.py"), "test")
 
 
 def call(name, **arguments) -> ToolCall:
@@ -117,26 +125,26 @@ async def test_a_trajectory_cancelled_in_the_middle_of_a_call_closes_its_object(
             await runner.run([call("hang")], trajectory=opened)
 
     task = asyncio.create_task(trajectory())
-    while not log:
+    while not module_of(tmp_path).HANGS.is_set():
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert log[-1] == ("close", ["x"])
+    assert log[-1] == ("close", ["x"]) and "hung" not in log
+    module_of(tmp_path).RELEASE.set()
 
 
 async def test_an_object_that_a_call_still_uses_is_not_entered_again(tmp_path):
     tools, log = load(tmp_path)
-    runner = ToolRunner(tools, timeout_s=0.3)
+    runner = ToolRunner(tools, timeout_s=60, limits={"hang": CallLimits(timeout_s=0.3, retries=0)})
     async with runner.trajectory() as opened:
+        await runner.run([call("read")], trajectory=opened)  # opens it, with time enough
         (hung,) = await runner.run([call("hang")], trajectory=opened)
-        start = time.perf_counter()
         (after,) = await runner.run([call("write", text="x")], trajectory=opened)
     assert (hung.status, after.status) == (Status.TIMEOUT, Status.INFRASTRUCTURE)
     assert "still busy" in after.text
-    assert time.perf_counter() - start < 5
-    assert log[-1] == ("close", [])
+    assert log[-1] == ("close", []) and "hung" not in log  # nothing of this waited for the call to end
+    module_of(tmp_path).RELEASE.set()
 
 
 @pytest.mark.parametrize("turns", range(4))
@@ -164,28 +172,39 @@ async def test_an_object_made_while_its_trajectory_is_cancelled_is_closed(turns)
     assert log == ["made", "closed"]
 
 
-@pytest.mark.parametrize("seconds", [0.2, 2.5])
-async def test_an_object_is_not_entered_or_closed_while_a_cancelled_coroutine_ends(seconds):
-    log = []
+@pytest.mark.parametrize("ends", [True, False])
+async def test_an_object_is_not_entered_or_closed_while_a_cancelled_coroutine_ends(ends, monkeypatch):
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(tool_state, "_CANCEL_S", 20.0 if ends else 0.2)
+    log, release = [], threading.Event()
 
     async def use(made):
         log.append("in")
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         finally:
-            await asyncio.sleep(seconds)
+            for _ in range(10):
+                await asyncio.sleep(0.01)
+            while not (ends or release.is_set()):
+                await asyncio.sleep(0.01)
             log.append("out")
 
     state = State("S", object, close=lambda made: log.append("closed"))
     schema = {"type": "function", "function": {"name": "use", "description": "Use.", "parameters": {"type": "object"}}}
-    tool = Tool("use", schema, use, is_async=True, state=state)
-    runner = ToolRunner({"use": tool}, limits={"use": CallLimits(timeout_s=0.1, retries=0)})
-    first, second = await runner.run([call("use"), call("use")])
+    tools = {"use": Tool("use", schema, use, is_async=True, state=state)}
+    calls = asyncio.create_task(ToolRunner(tools, timeout_s=600).run([call("use"), call("use")]))
+    await until(lambda: log == ["in"])
+    clock.ahead += 600
+    if ends:
+        await until(lambda: log == ["in", "out", "in"])
+        clock.ahead += 600
+    first, second = await calls
     assert first.status is Status.TIMEOUT
-    if seconds < 1:
+    if ends:
         assert second.status is Status.TIMEOUT and log == ["in", "out", "in", "out", "closed"]
     else:
         assert second.status is Status.INFRASTRUCTURE and log == ["in", "closed"]
+    release.set()
 
 
 FRAGILE = '''
@@ -265,13 +284,16 @@ def test_settings_of_a_class_are_checked(tmp_path):
 
 
 SLOW_TO_GO = '''
-import time
+import threading
 from rltr_verl import tool
 from rltr_verl.errors import ToolFailed
 
+LOG, RELEASE = [], threading.Event()
+
 class Slow:
     def __del__(self):
-        time.sleep(3)
+        LOG.append(threading.get_ident())
+        RELEASE.wait(60)
 
 @tool
 def leaves(x: str) -> str:
@@ -299,9 +321,11 @@ class Holder:
 
 @pytest.mark.parametrize("name", ["leaves", "fails", "holds"])
 async def test_what_takes_its_time_to_be_freed_does_not_stop_the_rollout(tmp_path, name):
-    tools, _ = load(tmp_path, SLOW_TO_GO)
+    tools, freed_in = load(tmp_path, SLOW_TO_GO)
     runner = ToolRunner(tools, limits={name: CallLimits(timeout_s=0.3, retries=0)})
-    start = time.perf_counter()
     await runner.run([call(name) if name == "holds" else call(name, x="y")])
-    gc.collect()
-    assert time.perf_counter() - start < 2.5
+    while not freed_in:
+        gc.collect()
+        await asyncio.sleep(0.01)
+    assert threading.get_ident() not in freed_in
+    module_of(tmp_path).RELEASE.set()

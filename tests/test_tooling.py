@@ -9,6 +9,7 @@ import pytest
 from rltr_verl import tool
 from rltr_verl.errors import BadArguments, ConfigError, ToolDefinitionError
 from rltr_verl.schemas import argument_problem
+from rltr_verl.tool_parameters import check_parameters
 from rltr_verl.tooling import check_tools, describe, load_tools, shipped_tools
 
 
@@ -333,3 +334,21 @@ def test_what_a_module_provides_wrongly_is_told_at_start(tmp_path, returned, pro
 def test_pure_reaches_the_tool(tmp_path):
     body = '@tool(pure=True)\ndef f(x: str) -> str:\n    """F."""\n    return x\n'
     assert load_tools([write(tmp_path, body)])["f"].pure
+
+
+@pytest.mark.parametrize(
+    ("pattern", "warned"),
+    [
+        ("^(a+)+$", True),
+        (r"(\w+\s*)*$", True),
+        ("(?:[a-z]{1,})*", True),
+        (r"^\d{4}-\d{2}$", False),
+        (r"(\d+,)*\d+", False),
+    ],
+)
+def test_a_pattern_that_may_take_exponential_time_is_warned_about(pattern, warned, caplog):
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "string", "pattern": pattern}}}}
+    check_parameters(schema, "tool 'x'")
+    assert [("tool 'x'" in item.getMessage(), "hold up all" in item.getMessage()) for item in caplog.records] == [
+        (True, True)
+    ] * warned

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
+import sys
 
 import pytest
 import verl
 from omegaconf import OmegaConf
 
 from rltr_verl._compose import compose_recipe
+from rltr_verl.checkpoints import TRACKER, Shards
+from rltr_verl.merge import merger_command
 
 SYMBOLS = [
     "transfer_queue:kv_clear",
@@ -135,6 +139,31 @@ def test_the_replay_buffers_ask_our_overrides_what_they_expect(name):
     loop = buffer.sample if name == "ReplayBuffer" else buffer.wait_for_sampleable
     called = {*inspect.unwrap(loop).__code__.co_names, *inspect.unwrap(buffer.sample).__code__.co_names}
     assert set(overridden) - {"sample"} <= called
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_verls_merger_takes_our_arguments(backend, tmp_path, monkeypatch):
+    from verl.model_merger.base_model_merger import generate_config_from_args, parse_args
+
+    shards = Shards(tmp_path / "shards", backend, ())
+    shards.settings.mkdir(parents=True)
+    (shards.settings / "config.json").write_text(json.dumps({"tie_word_embeddings": True}))
+    command = merger_command(shards, tmp_path / "out", trust_remote_code=True)
+    assert importlib.util.find_spec(f"{command[2]}.__main__"), "verl moved verl.model_merger"
+    monkeypatch.setattr(sys, "argv", list(command[2:]))
+    config = generate_config_from_args(parse_args())
+    assert (config.operation, config.backend) == ("merge", backend)
+    assert (config.local_dir, config.target_dir) == (str(shards.folder), str(tmp_path / "out"))
+    assert config.hf_model_config_path == str(shards.settings)
+    assert config.trust_remote_code and config.tie_word_embedding == (backend == "megatron")
+
+
+def test_checkpoints_have_the_names_that_the_merge_looks_for():
+    from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename
+    from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPConfig
+
+    assert get_checkpoint_tracker_filename("run") == f"run/{TRACKER}"
+    assert "world_size" in FSDPConfig.__dataclass_fields__
 
 
 def test_verl_is_a_version_we_were_run_with():

@@ -7,6 +7,7 @@ refused, those that a name or a redirect leads to as well. Proxies of the enviro
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin
@@ -16,6 +17,7 @@ from yarl import URL
 
 from rltr_verl import tool
 from rltr_verl.errors import BadArguments, ConfigError, ToolFailed
+from rltr_verl.tool_workers import THREADS, CallTimeout
 from rltr_verl.toolkit.background import read_bounded
 from rltr_verl.toolkit.public_net import PrivateAddress, PublicResolver, check_host, public_socket
 
@@ -63,18 +65,23 @@ async def browse(
     if page < 1:
         raise BadArguments("page is counted from 1")
     try:
-        found, read = await asyncio.wait_for(_read(url, user_agent, max_redirects, max_bytes, allow_private), timeout_s)
-    except asyncio.TimeoutError:
+        reading = _read(url, user_agent, max_redirects, max_bytes, allow_private, timeout_s)
+        found, read = await asyncio.wait_for(reading, timeout_s)
+    except (asyncio.TimeoutError, CallTimeout):
         raise ToolFailed(f"{url} did not answer within {timeout_s:g} s") from None
     return _shown(found, read.title, read.text, page, page_chars)
 
 
-async def _read(url: str, user_agent: str, hops: int, max_bytes: int, allow_private: bool) -> tuple[_Fetched, Page]:
+async def _read(
+    url: str, user_agent: str, hops: int, max_bytes: int, allow_private: bool, timeout_s: float
+) -> tuple[_Fetched, Page]:
     async with _session(allow_private, user_agent) as session:
         found = await _follow(session, url, hops, max_bytes, allow_private)
     if not is_text(found.content_type):
         raise ToolFailed(f"{found.url} is {found.content_type}, not text")
-    return found, await asyncio.to_thread(read_page, found.body, found.content_type, found.charset)
+    # not in the event loop's executor, which resolves names: a page that takes too long is left to its thread
+    reading = THREADS.submit(functools.partial(read_page, found.body, found.content_type, found.charset))
+    return found, await reading.result(timeout_s)
 
 
 def _session(allow_private: bool, user_agent: str) -> aiohttp.ClientSession:

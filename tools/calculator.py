@@ -59,11 +59,18 @@ def _power(base: Any, exponent: Any) -> Any:
     return base**exponent
 
 
+def _divide(dividend: Any, divisor: Any) -> Any:
+    """``dividend / divisor``; of integers without a remainder the quotient is exact, whatever its size."""
+    if isinstance(dividend, int) and isinstance(divisor, int) and divisor and dividend % divisor == 0:
+        return dividend // divisor
+    return dividend / divisor
+
+
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
+    ast.Div: _divide,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Pow: _power,
@@ -73,7 +80,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 def _render(value: Any) -> str:
-    """Integers in full, other numbers with ten significant digits and no trailing zeros."""
+    """Integers in full, other numbers with no trailing zeros and the 15 significant digits that a float holds."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError("the result is not a finite real number")
-    return str(value) if isinstance(value, int) else f"{value:.10g}"
+    return str(value) if isinstance(value, int) else f"{value:.15g}"

@@ -65,7 +65,7 @@ def runs(
         logger.warning("code: under plan %s programs can reach: %s", plan.name, "; ".join(plan.open))
 
 
-@tool(check=runs, bounded_by="timeout_s")
+@tool(check=runs, bounded_by="timeout_s", at_once=256)
 async def code(
     code: str,
     *,

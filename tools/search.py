@@ -125,7 +125,7 @@ def _open(backend: str, path: str) -> DocumentIndex:
     try:
         return DocumentIndex.of(read_documents(path))
     except DataError as error:
-        fix = f"set {_WHERE}.corpus to a file of documents (`rltr world build` writes facts.jsonl)."
+        fix = f"set {_WHERE}.corpus to a file of documents."
         raise DataError(error.problem, where=error.where or path, fix=fix) from None
 
 

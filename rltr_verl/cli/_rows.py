@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,9 @@ from rltr_verl.judge.checklist import parse_needs
 from rltr_verl.trajectory import Trajectory
 
 FORM = '{"id": ..., "query": ..., "tools": [...], "messages": [...]}'
+SHOWN_PROBLEMS = 20
+"""Rows that a message names; the others are counted."""
+
 _DUMPED = "trajectory"
 """Field of a line of ``rltr.dump_dir``, which stands for the messages."""
 
@@ -27,21 +29,47 @@ class StoredRow:
     trajectory: Trajectory
 
 
-def read_stored_rows(path: Path, settings: RltrSettings) -> Iterator[StoredRow]:
+def read_stored_rows(path: Path, settings: RltrSettings) -> list[StoredRow]:
     """The rows of a file, blank lines left out.
 
     Raises:
-        DataError: names file, row and field.
+        DataError: names file, row and field; of several rows that are wrong the first 20, and counts the rest.
     """
+    rows: list[StoredRow] = []
+    wrong: list[DataError] = []
+    lines = [(number, line) for number, line in enumerate(_text(path).split("\n"), 1) if line.strip()]
+    for number, line in lines:
+        try:
+            rows.append(_row(line, number, f"{path}, row {number}", settings))
+        except DataError as error:
+            wrong.append(error)
+    if wrong:
+        raise _all_of(wrong, len(lines))
+    return rows
+
+
+def _all_of(wrong: list[DataError], rows: int) -> DataError:
+    """One error for all of them."""
+    if len(wrong) == 1:
+        return wrong[0]
+    shown = ["rows that cannot be used:", *map(str, wrong[:SHOWN_PROBLEMS])]
+    if len(wrong) > SHOWN_PROBLEMS:
+        shown.append(f"... and {len(wrong) - SHOWN_PROBLEMS} more rows")
+    end = f"{len(wrong)} of {rows} rows cannot be used."
+    return DataError("\n  ".join(shown) + "\n" + end, fix="correct them, then run it again.")
+
+
+def _text(path: Path) -> str:
+    fix = f"give a UTF-8 file of JSON lines, one conversation each: {FORM}."
     try:
-        text = path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except FileNotFoundError:
         raise DataError("no such file", where=str(path), fix="check the path.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot be read ({error})", where=str(path), fix="give a UTF-8 file of JSON lines.") from None
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield _row(line, number, f"{path}, row {number}", settings)
+    except OSError as error:
+        raise DataError(f"cannot be read ({error.strerror})", where=str(path), fix=fix) from None
+    except UnicodeDecodeError as error:
+        kind = "is parquet" if path.suffix == ".parquet" else f"is not UTF-8 (byte {error.start + 1})"
+        raise DataError(f"the file {kind}", where=str(path), fix=fix) from None
 
 
 def _row(line: str, number: int, where: str, settings: RltrSettings) -> StoredRow:

@@ -72,7 +72,7 @@ def _cases_of_rows(path: Path, settings: RltrSettings) -> list[Case]:
     from rltr_verl.judge.attacks import case_of
     from rltr_verl.judge.checklist import parse_needs
 
-    rows = list(read_stored_rows(path, settings))
+    rows = read_stored_rows(path, settings)
     found = [case_of(str(row.id), row.trajectory, parse_needs(row.data.get("needs"), str(path))) for row in rows]
     cases = [case for case in found if case is not None]
     if len(cases) < len(rows):

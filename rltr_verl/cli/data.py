@@ -52,7 +52,7 @@ def data(
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the node rltr, e.g. tools=[search,code]"),
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the node rltr, e.g. tools=\\[search,code]"),
     ] = None,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Refuse longer prompts (data.max_prompt_length); needs --model.")
@@ -135,6 +135,7 @@ def _preview(summary: Summary, options: DataOptions) -> None:
 def _print(summary: Summary, out: Path | None) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
@@ -142,7 +143,7 @@ def _print(summary: Summary, out: Path | None) -> None:
     for split in ("train", "val"):
         table.add_column(split, justify="right", no_wrap=True)
     for what, train, val in summary.lines():
-        table.add_row(what, str(train), str(val))
+        table.add_row(escape(what), str(train), str(val))
     for what, cells in _lengths(summary):
         table.add_row(what, *cells)
     Console().print(table)

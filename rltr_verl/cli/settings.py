@@ -23,7 +23,9 @@ Every other key of a recipe is verl's own.
 - On the command line of `main_ppo` a key is set by its full name: `rltr.rollout.max_turns=6`. A key that the recipe
   does not hold yet needs a `+` in front: `+rltr.reward.terms.repeat.cap=0.3`.
 - With `rltr score` the same names follow `--set`, with or without the leading `rltr.`.
-- An unknown key is refused, and the message names the nearest known one.
+- An unknown key is refused. After `--set`, and on the command line with a `+`, the message is ours and names the
+  nearest known key. On the command line without a `+`, Hydra answers first, in words of its own (`Could not override
+  'rltr.judge.credt'`), and advises a `+`; follow it, and the nearest key is named. Nothing is trained either way.
 - The defaults below hold where a recipe leaves a key out. `recipes/rltr_node.yaml` sets `tools` and `estimator`; the
   groups `scale=` and `judge=` set others.
 - `[paper]` marks a value that the RLTR paper gives (arXiv 2508.19598), `[ours]` one that it leaves open. A key without

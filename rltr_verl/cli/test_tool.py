@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rltr_verl.cli._errors import reports_errors
@@ -72,5 +73,5 @@ def _print(findings: list[Finding]) -> None:
     table = Table("tool", "check", "", "")
     for finding in findings:
         style = _STYLES[finding.verdict]
-        table.add_row(finding.tool, finding.check, f"[{style}]{finding.verdict}[/]", finding.detail.replace("[", r"\["))
+        table.add_row(finding.tool, finding.check, f"[{style}]{finding.verdict}[/]", escape(finding.detail))
     Console().print(table)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rltr_verl.cli._errors import reports_errors
-from rltr_verl.errors import ConfigError, DataError
+from rltr_verl.cli._template import read_template_arguments, read_tokenizer
+from rltr_verl.errors import DataError
 from rltr_verl.masks import mask_of
 from rltr_verl.rollout.mask_check import Divergence, MaskFault, check_masks, find_divergence
 from rltr_verl.rollout.template import ChatTemplate
@@ -77,7 +78,7 @@ def verify_masks(
     ] = "{}",
 ) -> None:
     """Check that exactly the sampled tokens of a dumped run are trained; exit status 1 if not."""
-    tokenizer, arguments = _tokenizer(model, chat_template), _arguments(kwargs)
+    tokenizer, arguments = read_tokenizer(model, chat_template), read_template_arguments(kwargs)
     template, verdict = None, Verdict()
     for record in read_dump(dump):
         template = template or ChatTemplate(tokenizer, record.trajectory.tools, arguments)
@@ -88,32 +89,6 @@ def verify_masks(
         raise DataError("no line holds ids", where=str(dump), fix=fix)
     _print(verdict, template)
     raise typer.Exit(1 if verdict.faulty else 0)
-
-
-def _tokenizer(model: str, chat_template: Path | None) -> Any:
-    from rltr_verl.preflight import load_tokenizer
-
-    tokenizer = load_tokenizer(model, where="--model")
-    if chat_template:
-        try:
-            tokenizer.chat_template = chat_template.read_text("utf-8")
-        except OSError as error:
-            raise DataError(
-                f"cannot be read ({error.strerror})", where=str(chat_template), fix="check the path."
-            ) from None
-    return tokenizer
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise ConfigError(
-            f"{text!r} is no JSON object", where="--template-kwargs", fix='write {"enable_thinking": false}.'
-        )
-    return value
 
 
 def read_dump(path: Path) -> Iterator[Record]:

@@ -4,5 +4,6 @@ sample -> select -> export, each with its files in one folder (:class:`rltr_verl
 
 * :mod:`rltr_verl.coldstart.sampling` lets a teacher play each query n times through the planner's own loop and tools.
 * :mod:`rltr_verl.coldstart.select` drops what is malformed, has a judge score the rest and keeps the best of n.
-* :mod:`rltr_verl.coldstart.export` writes parquet for the planner, for an end-to-end agent and for a summarizer.
+* :mod:`rltr_verl.coldstart.export` writes parquet for the planner, for an end-to-end agent and for a summarizer;
+  :mod:`rltr_verl.coldstart.answer_writer` has the answers written.
 """

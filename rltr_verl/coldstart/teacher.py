@@ -36,6 +36,14 @@ class TeacherFailed(Exception):
     def __str__(self) -> str:
         return self.reason
 
+    def __reduce__(self) -> tuple:
+        """Survive pickling between processes (Ray) although the arguments are keyword-only."""
+        return _rebuild, (self.reason, self.fatal, self.usage)
+
+
+def _rebuild(reason: str, fatal: bool, usage: Usage) -> TeacherFailed:
+    return TeacherFailed(reason, fatal=fatal, usage=usage)
+
 
 class Teacher(ABC):
     """Plays queries; one object per process, many tasks at the same time."""

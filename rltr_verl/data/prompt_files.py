@@ -2,6 +2,9 @@
 
 The system message says what a planner is. How a call is written is left to the model's chat template, which also lists
 the tools. A system message that is empty is left out of the prompt. A dollar sign is written ``$$``.
+
+The summarizer's prompt is a file of the same form, whose user message holds ``$record`` between two lines with
+``$token``: the query and the calls with their results.
 """
 
 from __future__ import annotations
@@ -42,27 +45,73 @@ def load_planner_prompt_file(path: str | Path) -> PromptPack:
         ConfigError: the file cannot be read, has not exactly two sections, or the user message does not hold ``$query``
             exactly once and no other placeholder.
     """
+    return parse_planner_prompt(_read(path), Path(path).stem, str(path))
+
+
+@lru_cache
+def load_summarizer_prompt(language: Language = "en") -> PromptPack:
+    """The shipped summarizer prompt in ``language``, named ``summarizer_en`` or ``summarizer_zh``."""
+    if language not in LANGUAGES:
+        fix = f"languages: {', '.join(LANGUAGES)}."
+        raise ConfigError(f"no summarizer prompt in language '{language}'", where=_WHERE, fix=fix)
+    file = resources.files("rltr_verl.data") / "prompts" / f"summarizer_{language}.txt"
+    return parse_summarizer_prompt(file.read_text("utf-8"), f"summarizer_{language}", file.name)
+
+
+def load_summarizer_prompt_file(path: str | Path) -> PromptPack:
+    """A summarizer prompt of the user's own; named after the file.
+
+    Raises:
+        ConfigError: the file cannot be read, has not exactly two sections, or the user message does not hold
+            ``$record`` exactly once, with a ``$token`` before and behind it.
+    """
+    return parse_summarizer_prompt(_read(path), Path(path).stem, str(path))
+
+
+def parse_summarizer_prompt(text: str, name: str, file: str) -> PromptPack:
+    """The prompt that a file's text holds; ``file`` is for messages. Raises as :func:`load_summarizer_prompt_file`."""
+    system, user = _sections(text, file, "$record")
+    found = _placeholders(user)
+    if _placeholders(system) or sorted(set(found)) != ["record", "token"] or not _is_enclosed(found):
+        fix = "write $record once, below the line '=====', with a line 'BEGIN $token' before it and 'END $token' after."
+        raise ConfigError(f"{file}: found placeholders: {_named(system, user)}", where=_WHERE, fix=fix)
+    return PromptPack(name, system.replace("$$", "$"), user)
+
+
+def _is_enclosed(placeholders: list[str]) -> bool:
+    at = placeholders.index("record")
+    return placeholders.count("record") == 1 and "token" in placeholders[:at] and "token" in placeholders[at:]
+
+
+def _read(path: str | Path) -> str:
     try:
-        text = Path(path).read_text("utf-8-sig")
+        return Path(path).read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error.reason})"
         fix = "give a UTF-8 text file, or leave --prompt out for the shipped prompt."
         raise ConfigError(f"the prompt file {path} cannot be read: {why}", where=_WHERE, fix=fix) from None
-    return parse_planner_prompt(text, Path(path).stem, str(path))
+
+
+def _sections(text: str, file: str, placeholder: str) -> tuple[str, str]:
+    """The system and the user message of a prompt file."""
+    lines = [line.rstrip() for line in text.splitlines()]
+    if lines.count("=====") != 1:
+        fix = f"write the system message, one line of exactly five '=' signs, and the user message ({placeholder})."
+        raise ConfigError(f"{file}: {lines.count('=====')} lines '=====', not one", where=_WHERE, fix=fix)
+    ruler = lines.index("=====")
+    return "\n".join(lines[:ruler]).strip(), "\n".join(lines[ruler + 1 :]).strip()
+
+
+def _named(system: str, user: str) -> str:
+    return ", ".join(f"${name}" for name in _placeholders(system) + _placeholders(user)) or "none"
 
 
 def parse_planner_prompt(text: str, name: str, file: str) -> PromptPack:
     """The prompt that a file's text holds; ``file`` is for messages. Raises as :func:`load_planner_prompt_file`."""
-    lines = [line.rstrip() for line in text.splitlines()]
-    if lines.count("=====") != 1:
-        fix = "write the system message, one line of exactly five '=' signs, and the user message ($query)."
-        raise ConfigError(f"{file}: {lines.count('=====')} lines '=====', not one", where=_WHERE, fix=fix)
-    ruler = lines.index("=====")
-    system, user = "\n".join(lines[:ruler]).strip(), "\n".join(lines[ruler + 1 :]).strip()
+    system, user = _sections(text, file, "$query")
     if _placeholders(system) or _placeholders(user) != ["query"]:
-        found = ", ".join(f"${name}" for name in _placeholders(system) + _placeholders(user)) or "none"
         fix = "write $query exactly once, below the line '====='; write '$$' for a dollar sign."
-        raise ConfigError(f"{file}: found placeholders: {found}", where=_WHERE, fix=fix)
+        raise ConfigError(f"{file}: found placeholders: {_named(system, user)}", where=_WHERE, fix=fix)
     return PromptPack(name, system.replace("$$", "$"), user)
 
 

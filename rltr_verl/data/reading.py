@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ Numbered = tuple[int, Row | DataError]
 _BATCH = 2048
 _PANDAS_INDEX = "__index_level_"
 _JSON = (".jsonl", ".json", ".ndjson")
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
 _JSON_FORM = '{"query": "..."}'
 
 
@@ -106,7 +108,8 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no
 
 
 def _csv_rows(path: Path, ignore: frozenset[str], advance: Callable[[int], None]) -> Iterator[Numbered]:
-    with path.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as text:
+    # A byte that is not UTF-8 spoils its row only: it becomes a lone surrogate, which `_csv_row` refuses.
+    with path.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", errors="surrogateescape", newline="") as text:
         table = csv.reader(text, strict=True)
         names = [name.strip() for name in _next(table, path, 1) or []]
         done, line = 0, table.line_num
@@ -134,6 +137,10 @@ def _csv_row(names: list[str], cells: list[str], where: str) -> Row | DataError:
     if len(cells) != len(names):
         fix = "put texts with commas or line breaks between double quotes."
         return DataError(f"{len(cells)} cells, but {len(names)} columns", where=where, fix=fix)
+    for name, cell in zip(names, cells, strict=True):
+        if _NOT_UTF8.search(cell):
+            problem = f"field '{name}': holds a byte that is not UTF-8"
+            return DataError(problem, where=where, fix="save the file as UTF-8.")
     return {name: cell for name, cell in zip(names, cells, strict=True)}
 
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,12 @@ class Spending:
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: Spending) -> Spending:
-        return Spending(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return Spending(
+            self.money + other.money,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.requests + other.requests,
+        )
 
 
 def build_budget(settings: JudgeSettings) -> Budget:

@@ -99,6 +99,7 @@ class _Question:
     shrunk: bool = False
     refusal: Unscored | None = None
     replies: list[str] = field(default_factory=list)
+    failures: list[ChatFailed] = field(default_factory=list)
 
 
 @dataclass
@@ -162,7 +163,7 @@ class EndpointChecker(Checker):
         shown = [_shown(vote) for vote in votes]
         result = Votes(votes, {"prompt": self._prompt.version, "judge": self._settings.model, "judge_votes": shown})
         if len(result.readable) < self._settings.min_votes:
-            raise question.refusal or self._unscored(result)
+            raise question.refusal or self._unscored(result, question.failures)
         return result
 
     async def close(self) -> None:
@@ -246,6 +247,7 @@ class EndpointChecker(Checker):
         try:
             reply = await self._reply(question, seed, tally)
         except ChatFailed as error:
+            question.failures.append(error)
             return Vote(None, failure=str(error)), error.kind == "cut_off"
         except Unscored as refusal:
             question.refusal = refusal
@@ -297,12 +299,14 @@ class EndpointChecker(Checker):
     def _warn(self, why: str) -> None:
         if not self._warned:
             self._warned = True
-            _LOG.warning("rltr.judge: %s the %d votes of a trajectory are one vote.", why, self._settings.n_votes)
+            message = "rltr.judge: %s the %d votes of a trajectory are one vote. Fix: %s"
+            fix = "rltr.judge.n_votes=1 (and min_votes=1), or a rltr.judge.temperature above 0 that the server heeds."
+            _LOG.warning(message, why, self._settings.n_votes, fix)
 
-    def _unscored(self, votes: Votes) -> Unscored:
+    def _unscored(self, votes: Votes, failures: list[ChatFailed]) -> Unscored:
         found, asked = len(votes.readable), self._settings.n_votes
         reasons = "; ".join(dict.fromkeys(vote.failure for vote in votes.votes if vote.failure))
-        fix = "check that the server answers, and the model's name and key; rltr.judge.min_votes sets how many suffice."
+        fix = f"{_advice(votes, failures)}; rltr.judge.min_votes sets how many suffice."
         where = f"judge {', '.join(self._settings.base_urls)}"
         return Unscored(f"{found} of {asked} votes are readable ({reasons})", where=where, fix=fix)
 
@@ -348,6 +352,16 @@ def _bracketed(address: str) -> str:
         return f"[{ipaddress.IPv6Address(host)}]:{port}"
     except ValueError:
         return address
+
+
+def _advice(votes: Votes, failures: list[ChatFailed]) -> str:
+    """What to look at, by how the votes were lost."""
+    if any(failure.status in (401, 403) for failure in failures):
+        return "export the server's key in a variable and name that by rltr.judge.api_key_env"
+    if any(vote.unreadable for vote in votes.votes) or any(failure.kind == "cut_off" for failure in failures):
+        room = "give replies more room (rltr.judge.max_tokens; a model that thinks needs thousands)"
+        return f"{room}, or a form that the server holds to (rltr.judge.structured=json_schema or choice)"
+    return "check that the server answers, and the model's name"
 
 
 def _seed(messages: list[dict[str, str]]) -> int:

@@ -306,7 +306,7 @@ def _openable(limit: int, sockets: int) -> int:
     if room >= limit:
         return limit
     _LOG.warning(
-        "rltr.judge.concurrency is %d, but this process may open %d files: it sends at most %d requests at once. "
+        "The limit of requests (concurrency) is %d, but this process may open %d files: it sends at most %d at once. "
         "Raise the limit (ulimit -n).",
         limit,
         allowed,

@@ -68,16 +68,6 @@ def rl_command(
     return Command(argv, _variables(metrics))
 
 
-def latest_checkpoint(folder: Path) -> tuple[int, Path] | None:
-    """Step and folder of the newest complete checkpoint that verl has written under ``folder``."""
-    tracker = folder / "latest_checkpointed_iteration.txt"
-    if not tracker.exists() or not tracker.read_text().strip().isdigit():
-        return None
-    step = int(tracker.read_text())
-    checkpoint = folder / f"global_step_{step}"
-    return (step, checkpoint) if checkpoint.is_dir() else None
-
-
 def _variables(metrics: Path) -> dict[str, str]:
     """The CPU backend also where there is a GPU: the recipe's scale is ``cpu``."""
     return {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": _absolute(metrics)}

@@ -20,6 +20,7 @@ from rltr_verl.errors import DiskError, WorldError
 from rltr_verl.preflight import require_room
 from rltr_verl.quickstart.commands import rl_overrides
 from rltr_verl.quickstart.options import Options, Paths
+from rltr_verl.quickstart.report import table
 from rltr_verl.quickstart.stages import STAGES, Run
 from rltr_verl.quickstart.state import RunState, exclusive
 from rltr_verl.scoring import Scorer
@@ -48,13 +49,15 @@ def run_quickstart(options: Options, *, fresh: bool = False, console: Console | 
     console = console or Console()
     _quiet_libraries()
     paths = Paths(options.out)
-    _prepare_folder(paths)
-    with exclusive(paths.lock), _sigterm_as_interrupt():
+    with _folder(paths), exclusive(paths.lock), _sigterm_as_interrupt():
         if fresh:
             _remove(paths)
         run = _open(options, paths, console)
+        finished = run.state.is_done(STAGES[-1].name)
         for number, stage in enumerate(STAGES, 1):
             run.stage(stage, number, len(STAGES))
+        if finished:
+            console.print(table(run.state.result(STAGES[-1].name)))
         console.print(f"[dim]Open {escape(str(paths.report))} in a browser. Begin again with --fresh.[/dim]")
         return run.state.result(STAGES[-1].name)
 
@@ -65,6 +68,20 @@ def _quiet_libraries() -> None:
 
     transformers_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", module=r"verl\.")
+
+
+@contextmanager
+def _folder(paths: Paths) -> Iterator[None]:
+    """The run's folder; one that is made here and stays empty, since nothing could be started, is removed again."""
+    new = not paths.root.exists()
+    _prepare_folder(paths)
+    try:
+        yield
+    except BaseException:
+        if new and set(paths.root.iterdir()) <= {paths.lock}:
+            paths.lock.unlink(missing_ok=True)
+            paths.root.rmdir()
+        raise
 
 
 def _prepare_folder(paths: Paths) -> None:

@@ -13,9 +13,10 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.markup import escape
 
+from rltr_verl.checkpoints import newest_step
 from rltr_verl.config import RltrSettings
 from rltr_verl.quickstart import gate as gates
-from rltr_verl.quickstart.commands import latest_checkpoint, rl_command, sft_command, world_command
+from rltr_verl.quickstart.commands import rl_command, sft_command, world_command
 from rltr_verl.quickstart.curves import TrajectoryFigures, read_curves
 from rltr_verl.quickstart.evaluation import evaluate, read_rows, summarize, write_trajectories
 from rltr_verl.quickstart.options import Options, Paths
@@ -139,14 +140,14 @@ def before(run: Run) -> dict[str, Any]:
 def rl(run: Run) -> dict[str, Any]:
     """RL by stock verl."""
     steps = int(run.config.trainer.total_training_steps)
-    found = latest_checkpoint(run.paths.rl)
+    found = newest_step(run.paths.rl)
     if found is None or found[0] < steps:
         ray_dir = Path(tempfile.mkdtemp(prefix="rltr-ray-", dir=_SHORT))
         try:
             _train_rl(run, steps, ray_dir)
         finally:
             shutil.rmtree(ray_dir, ignore_errors=True)
-    step, folder = latest_checkpoint(run.paths.rl) or (0, run.paths.rl)
+    step, folder = newest_step(run.paths.rl) or (0, run.paths.rl)
     return {"steps": step, "model": str((folder / "actor" / "huggingface").relative_to(run.paths.root))}
 
 
@@ -178,13 +179,13 @@ def _world(run: Run) -> World:
 
 def _train_sft(run: Run, steps: int) -> dict[str, Any]:
     """Train up to ``steps`` steps in all, from the newest checkpoint there is."""
-    found = latest_checkpoint(run.paths.coldstart)
+    found = newest_step(run.paths.coldstart)
     if found is None or found[0] < steps:
         metrics = run.next_file("coldstart", ".jsonl")
         command = sft_command(run.options, run.paths, steps, metrics)
         run.show(command)
         _watched(run, command, "coldstart", steps, _follow(MetricsTail(metrics), sft_note))
-        found = latest_checkpoint(run.paths.coldstart)
+        found = newest_step(run.paths.coldstart)
     step, folder = found or (0, run.paths.coldstart)
     return {"steps": step, "model": str((folder / "huggingface").relative_to(run.paths.root))}
 

@@ -124,6 +124,17 @@ class ChatTemplate:
         prompt = self._render([question], self._schemas)
         return prompt[len(os.path.commonprefix([prompt, whole.split(assistant, 1)[0]])) :]
 
+    @cached_property
+    def prompted_thought(self) -> str:
+        """What the generation prompt writes of a thought: nothing, ``<think>``, or an empty thought.
+
+        Also where the template writes the same before a stored turn, so that :attr:`opened` is empty.
+        """
+        question = [{"role": "user", "content": _MARKS[0]}]
+        closed, opened = (self._render(question, self._schemas, open_turn) for open_turn in (False, True))
+        _, tag, rest = opened.removeprefix(closed).partition("<think>")
+        return tag + rest
+
     def observation_ids(self, texts: Sequence[str], *, turn_ended: bool, budget: int | None = None) -> list[int]:
         """The ids of :meth:`observe` alone, without a limit per observation."""
         return self.observe(texts, turn_ended=turn_ended, budget=budget)[0]

@@ -9,9 +9,7 @@ from typing import Any
 from rltr_verl.rollout.template import ChatTemplate
 
 
-def turn_text(
-    template: ChatTemplate, content: str, reasoning: str | None = None, calls: Sequence[Any] = ()
-) -> str:
+def turn_text(template: ChatTemplate, content: str, reasoning: str | None = None, calls: Sequence[Any] = ()) -> str:
     """The turn as one text, behind what the generation prompt already wrote of it.
 
     The thought stands in ``<think>`` once, as the content of the tag; it is left out where the generation prompt closes
@@ -23,16 +21,12 @@ def turn_text(
         reasoning: the thought, where the server keeps it apart.
         calls: OpenAI ``tool_calls``.
     """
-    text = "\n".join([*([content.strip()] if content.strip() else []), *map(_block, calls)])
-    thinks = "<think>" in template.opened and "</think>" not in template.opened
-    if "</think>" in content:
-        whole = text
-    elif thinks:
-        whole = f"<think>\n{(reasoning or '').strip()}\n</think>\n\n{text}"
-    else:
-        thought = f"<think>\n{reasoning.strip()}\n</think>\n\n" if reasoning and not template.opened.strip() else ""
-        whole = thought + text
-    return whole.removeprefix(template.opened.lstrip()) if thinks else whole
+    text = "\n".join([*filter(None, [content.strip()]), *map(_block, calls)])
+    opened = template.prompted_thought
+    thinks = "<think>" in opened and "</think>" not in opened
+    if "</think>" not in content and (thinks or (reasoning and not opened)):
+        text = f"<think>\n{(reasoning or '').strip()}\n</think>\n\n{text}"
+    return text.removeprefix(opened.lstrip()) if thinks else text
 
 
 def _block(call: Any) -> str:

@@ -36,7 +36,9 @@ _GUARD = f"import sys; sys.path.insert(0, {_FOLDER!r}); import guard.start; guar
 _ENVIRONMENT = {"LANG": "C.UTF-8"}  # the guard's; nothing of the trainer's passes on
 _MEGA = 1 << 20
 _HEADER = re.compile(rb"rltr-guard (\w+) (\d+) (\d+) (\d+)\n")
-_THREADS = ThreadPoolExecutor(max_workers=256, thread_name_prefix="rltr-sandbox")  # they only wait
+_THREADS = ThreadPoolExecutor(max_workers=4096, thread_name_prefix="rltr-sandbox")
+"""They only wait, and are started as needed. More than callers send at once, so that no call waits here in its own
+time; who calls says how many programs run at once."""
 _PROBE = "import os, decimal, ctypes\nif os.fork() == 0: os._exit(0)\nos.wait()\nopen('file', 'w').write('1')\n7 * 6\n"
 
 

@@ -23,11 +23,12 @@ import bm25s
 import numpy as np
 import pyarrow as pa
 
-from rltr_verl.errors import DataError
+from rltr_verl.errors import DataError, DiskError
 from rltr_verl.toolkit.documents import Document, read_documents
 
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it reports every index it builds
 
+_LOG = logging.getLogger(__name__)
 FORMAT, VERSION = "rltr-search-index", 1
 _MANIFEST, _DOCUMENTS = "manifest.json", "documents.arrow"
 _BATCH = 4096
@@ -93,7 +94,16 @@ def build_index(
 
     Raises:
         DataError: ``source`` cannot be read, or something else stands at ``out``.
+        DiskError: ``out`` cannot be written.
     """
+    try:
+        return _build(source, out, overwrite, on_read)
+    except OSError as error:
+        fix = "choose another folder, or free the disk."
+        raise DiskError(f"no index can be written ({error})", where=str(out), fix=fix) from None
+
+
+def _build(source: str | Path, out: Path, overwrite: bool, on_read: Callable[[int], Any]) -> int:
     _check_place(out, overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
@@ -107,14 +117,14 @@ def build_index(
 
 
 def _write(source: str | Path, folder: Path, on_read: Callable[[int], Any]) -> int:
-    tokens, done = _Tokens(), 0
+    tokens, done, stamp = _Tokens(), 0, _stamp(source)
     with pa.OSFile(str(folder / _DOCUMENTS), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
         for chunk in _chunks(read_documents(source)):
             writer.write_batch(_batch(chunk, tokens))
             done += len(chunk)
             on_read(done)
     tokens.score(str(source)).save(folder, show_progress=False)
-    manifest = {"format": FORMAT, "version": VERSION, "documents": done, "source": str(source)}
+    manifest = {"format": FORMAT, "version": VERSION, "documents": done, "source": str(source), "stamp": stamp}
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return done
 
@@ -160,6 +170,21 @@ def _best(scores: np.ndarray, k: int) -> list[int]:
 _REBUILD = "build it anew (rltr search-index DOCUMENTS --out FOLDER --overwrite)."
 
 
+def _stamp(source: str | Path) -> list[Any] | None:
+    """What tells whether a file has changed: its place, size and time; None where it is not there."""
+    try:
+        found = Path(source).stat()
+    except OSError:
+        return None
+    return [str(Path(source).resolve()), found.st_size, found.st_mtime_ns]
+
+
+def _warn_if_older(folder: Path, stamp: Any) -> None:
+    """Documents that are gone, or on another machine, say nothing."""
+    if isinstance(stamp, list) and stamp and (now := _stamp(stamp[0])) is not None and now != stamp:
+        _LOG.warning("%s: the documents in %s have changed since it was made. Fix: %s", folder, stamp[0], _REBUILD)
+
+
 def _check_manifest(folder: Path) -> None:
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
@@ -172,10 +197,11 @@ def _check_manifest(folder: Path) -> None:
     if found != (FORMAT, VERSION):
         problem = f"{found[0]} version {found[1]} found, this package reads {FORMAT} version {VERSION}"
         raise DataError(problem, where=str(folder), fix=_REBUILD)
+    _warn_if_older(folder, manifest.get("stamp"))
 
 
 def _check_place(out: Path, overwrite: bool) -> None:
-    if not out.exists():
+    if not out.exists() and not out.is_symlink():
         return
     if not (out / _MANIFEST).is_file():
         raise DataError("something that is no search index is here", where=str(out), fix="choose another folder.")

@@ -39,7 +39,7 @@ def read_documents(path: str | Path) -> Iterator[Document]:
         yield _document(entry, f"{path}, {number}")
         empty = False
     if empty:
-        raise DataError("there is no document", where=str(path), fix='write lines like {"key": ..., "text": ...}.')
+        raise DataError("there is no document", where=str(path), fix='write lines like {"title": ..., "text": ...}.')
 
 
 def count_rows(path: str | Path) -> int:
@@ -89,18 +89,25 @@ def _decoded(line: str) -> Any:
 
 
 def _document(entry: Any, where: str) -> Document:
-    text = _first(entry, _TEXT) if isinstance(entry, Mapping) else None
+    try:
+        text, title, url = [_first(entry, names) for names in (_TEXT, _TITLE, _URL)]
+    except UnicodeDecodeError:
+        fix = "make the column a string column."
+        raise DataError("bytes that are not UTF-8 text", where=where, fix=fix) from None
     if text is None:
-        raise DataError('not a document with "text"', where=where, fix='write {"key": ..., "text": ...}.')
-    return Document(text, _first(entry, _TITLE) or "", _first(entry, _URL) or "")
+        raise DataError('not a document with "text"', where=where, fix='write {"title": ..., "text": ...}.')
+    return Document(text, title or "", url or "")
 
 
-def _first(entry: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    return next((_encodable(str(entry[name])) for name in names if entry.get(name) is not None), None)
+def _first(entry: Any, names: tuple[str, ...]) -> str | None:
+    if not isinstance(entry, Mapping):
+        return None
+    return next((_text(entry[name]) for name in names if entry.get(name) is not None), None)
 
 
-def _encodable(text: str) -> str:
-    """``text`` with lone surrogates, which JSON may hold and UTF-8 may not, replaced."""
+def _text(value: Any) -> str:
+    """``value`` as text: bytes decoded, lone surrogates, which JSON may hold and UTF-8 may not, replaced."""
+    text = value.decode("utf-8") if isinstance(value, bytes) else str(value)
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -108,5 +115,5 @@ def _unreadable(path: str | Path, error: Exception) -> DataError:
     reason = error.strerror if isinstance(error, OSError) else None
     if isinstance(error, UnicodeDecodeError):
         reason = "it is not UTF-8 text"
-    fix = "give a JSONL or .parquet file of documents (`rltr world build` writes facts.jsonl)."
+    fix = "give a JSONL or .parquet file of documents."
     return DataError(f"cannot read the search corpus: {reason or error}", where=str(path), fix=fix)

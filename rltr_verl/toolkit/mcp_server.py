@@ -28,7 +28,8 @@ from rltr_verl.toolkit.background import background
 
 _GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError, httpx2.TransportError, OSError)
 _GONE_CODES = (types.CONNECTION_CLOSED, types.INVALID_REQUEST)
-"""Codes of a connection that ended: closed, or a session that a restarted server does not know."""
+"""Codes of a connection that ended: closed, or a session that a restarted server does not know. A server that is well
+may give them to a call too."""
 _STDERR_CHARS = 1000
 
 
@@ -112,7 +113,7 @@ class McpServer:
             client = await asyncio.wait_for(self._connected(), self.settings.start_timeout_s)
             result = await client.call_tool(tool, dict(arguments))
         except MCPError as error:
-            if error.code not in _GONE_CODES:
+            if error.code not in _GONE_CODES or await self._stands(client):
                 raise ToolFailed(str(error)) from None
             raise await self._lost(client, error) from None
         except _GONE as error:
@@ -121,6 +122,20 @@ class McpServer:
         if result.is_error:
             raise ToolFailed(text or "the tool failed without a message")
         return text
+
+    async def _stands(self, client: Client | None) -> bool:
+        """Whether the server still answers on this connection: other trajectories may have state behind it."""
+        if client is None:
+            return False
+        try:
+            await asyncio.wait_for(client.list_tools(), self.settings.start_timeout_s)
+        except MCPError as error:
+            return error.code not in _GONE_CODES
+        except _GONE:
+            return False
+        except (asyncio.TimeoutError, ValidationError):  # busy, or an answer that is none: not a connection that ended
+            return True
+        return True
 
     async def _lost(self, client: Client | None, error: Exception) -> ConnectionError:
         """Give the connection up, unless another call has replaced it already."""

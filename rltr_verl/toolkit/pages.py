@@ -22,6 +22,9 @@ _HEAD_BYTES = 4096
 MAX_ELEMENTS = 20_000
 """Elements and their attributes; of a page with more, all text is taken for the main text (ours): to find that takes a
 second for so many, and two minutes for 260,000."""
+_LONG_TAG = re.compile(r"(<[a-zA-Z][\w:-]{0,100})[^<>]{32768,}")
+"""A tag of more than 32,768 characters (ours): libxml2 compares each attribute with all others, 0.1 s for so many and
+two minutes for a megabyte of them. Such a tag loses its attributes; of a page only the text is wanted."""
 _WIDER = {"gb2312": "gb18030", "gbk": "gb18030", "iso8859-1": "cp1252", "ascii": "cp1252", "latin-1": "cp1252"}
 """What browsers read in place of a declared charset: the larger one that pages mean."""
 _NO_PAGES = ("idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape")
@@ -48,6 +51,7 @@ def read_page(body: bytes, content_type: str, charset: str | None) -> Page:
     text = decode(body, charset)
     if content_type not in HTML_TYPES:
         return Page("", text.strip())
+    text = _LONG_TAG.sub(r"\1", text)
     tree = _tree(text)
     if tree is None:
         return Page("", "")

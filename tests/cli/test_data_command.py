@@ -119,6 +119,14 @@ def test_wrong_options_are_told(tmp_path, options, message):
     assert result.exit_code == 2 and message in result.stderr and "Fix: " in result.stderr
 
 
+def test_a_difficulty_in_brackets_is_no_markup(tmp_path):
+    assert "difficulty: [hard]" in run(tmp_path, {"query": "q", "difficulty": "[hard]"}).stdout
+
+
+def test_help_shows_brackets(tmp_path):
+    assert "tools=[search,code]" in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "160"}).output
+
+
 def test_inspect(tmp_path):
     assert run(tmp_path, {"query": "q"}, options=["--out", tmp_path / "a.parquet"]).exit_code == 0
     result = CliRunner().invoke(app, [str(tmp_path / "a.parquet"), "--inspect"])

@@ -36,5 +36,6 @@ def test_errors_are_one_message(documents, tmp_path):
     again = CliRunner().invoke(app, [str(documents), "--out", str(out)])
     assert again.exit_code == 2 and "--overwrite" in again.output
     assert CliRunner().invoke(app, [str(documents), "--out", str(out), "--overwrite"]).exit_code == 0
+    assert "reading" not in again.output
     missing = CliRunner().invoke(app, [str(tmp_path / "none.jsonl"), "--out", str(tmp_path / "x")])
     assert missing.exit_code == 2 and "none.jsonl" in missing.output and "Traceback" not in missing.output

@@ -67,11 +67,11 @@ BREACHES = {
     "settings": "def no():\n    raise OSError('gone')\n@tool(check=no)\ndef f(x: str) -> str:\n    'F.'\n    return x",
     "answers": "@tool\ndef f(x: str) -> str:\n    'F.'\n    return {}[x]",
     "odd_arguments": "@tool\ndef f(x: int) -> str:\n    'F.'\n    return str(1 / x)",
-    "timeout": "@tool\nasync def f(x: str) -> str:\n    'F.'\n    time.sleep(0.7)\n    return x",
-    "cancel": "@tool\nasync def f(x: str) -> str:\n    'F.'\n    for _ in range(15):\n        try:\n"
+    "timeout": "@tool\nasync def f(x: str) -> str:\n    'F.'\n    time.sleep(5)\n    return x",
+    "cancel": "@tool\nasync def f(x: str) -> str:\n    'F.'\n    for _ in range(300):\n        try:\n"
     "            await asyncio.sleep(0.1)\n        except asyncio.CancelledError:\n            pass\n    return x",
     "concurrency": "busy = []\n@tool\ndef f(x: str) -> str:\n    'F.'\n    assert not busy\n    busy.append(1)\n"
-    "    time.sleep(0.05)\n    busy.clear()\n    return x",
+    "    time.sleep(1)\n    busy.clear()\n    return x",
     "determinism": "import itertools\nn = itertools.count()\n@tool(pure=True)\ndef f(x: str) -> str:\n    'F.'\n"
     "    return str(next(n))",
     "output": "@tool\ndef f(x: str) -> str:\n    'F.'\n    return 'x' * 2_000_000",
@@ -114,6 +114,33 @@ def test_arguments_that_have_a_default_are_tried_as_well(tmp_path):
     assert finding.verdict == "failed" and "'n': 0" in finding.detail
 
 
+READS = """@tool
+def stock(item: str, *, table: str = "none.csv") -> str:
+    'Look up.'
+    return open(table).read()"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"), [({}, "{'item': 'test'} is no good call"), ({"stock": {"item": "lamp"}}, "its settings")]
+)
+def test_a_good_call_that_fails_is_told_with_its_cause_and_nothing_more_is_tried(tmp_path, arguments, advice):
+    (subject,) = tool_contract.load_subjects(write(tmp_path, READS), arguments=arguments)
+    findings = {finding.check: finding for finding in tool_contract.examine(subject)}
+    assert findings["answers"].verdict == "failed"
+    assert "FileNotFoundError: [Errno 2] No such file or directory: 'none.csv'" in findings["answers"].detail
+    assert advice in findings["answers"].detail
+    behind = [finding for name, finding in findings.items() if name not in ("schema", "settings", "answers")]
+    assert behind and {finding.detail for finding in behind} == {"the good call fails"}
+
+
+def test_the_begin_of_a_good_calls_result_is_shown(tmp_path):
+    body = "@tool\ndef f(x: str) -> str:\n    'F.'\n    return '[b]' + 'x' * 100"
+    (subject,) = tool_contract.load_subjects(write(tmp_path, body))
+    (finding,) = tool_contract.examine(subject, [tool_contract.answers])
+    assert finding.detail == f"gave '[b]{'x' * 54}...'"
+    assert "[b]xxx" in run(write(tmp_path, body)).output
+
+
 def test_a_breach_ends_with_1_and_is_named(tmp_path):
     done = run(write(tmp_path, BREACHES["odd_arguments"]))
     assert done.exit_code == 1
@@ -149,7 +176,7 @@ def pytest_run(tmp_path, body: str, ini: str = "") -> str:
         write(tmp_path, body),
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *args], capture_output=True, text=True, timeout=300, cwd=tmp_path
+        [sys.executable, "-m", "pytest", *args], capture_output=True, text=True, timeout=500, cwd=tmp_path
     )
     return f"{done.returncode} {done.stdout}{done.stderr}"
 

@@ -17,11 +17,11 @@ no_accelerator = pytest.mark.skipif(torch.cuda.is_available(), reason="this mach
 REPORT = """
 import sys, time
 import verl
-before, started = set(sys.modules), time.perf_counter()
+before, started = set(sys.modules), time.process_time()
 from rltr_verl import cpu
 if cpu.wanted():
     cpu.activate()
-seconds = time.perf_counter() - started
+seconds = time.process_time() - started
 heavy = sorted(name for name in set(sys.modules) - before if name.startswith(("verl.", "transformers.", "torch.")))
 import verl.workers.engine.fsdp.transformer_impl
 from verl.plugin.platform import get_platform
@@ -40,7 +40,7 @@ def report(*path: Path, **variables: str) -> list[str]:
     environment = {name: value for name, value in os.environ.items() if name not in decided}
     environment["PATH"] = os.pathsep.join([*map(str, path), environment["PATH"]])
     environment |= {"VERL_USE_EXTERNAL_PLUGINS": "none", **variables}
-    run = subprocess.run([sys.executable, "-c", REPORT], env=environment, capture_output=True, text=True, timeout=120)
+    run = subprocess.run([sys.executable, "-c", REPORT], env=environment, capture_output=True, text=True, timeout=500)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip().splitlines()[-1].split("|")
 
@@ -82,7 +82,7 @@ def test_the_user_can_ask_for_the_cpu_on_a_machine_with_a_gpu_and_activation_is_
     device, *_, heavy, seconds = report(vendor_tool, VERL_PLATFORM="cpu")
     assert device == "cpu"
     assert heavy == "[]"
-    assert float(seconds) < 0.3
+    assert float(seconds) < 3  # of CPU; to load verl's engines or transformers takes several times as much
 
 
 @pytest.mark.parametrize(("platform", "expected"), [("cpu", True), (" CPU ", True), ("nvidia", False)])
@@ -97,7 +97,7 @@ def test_the_check_runs_once_and_its_answer_reaches_children(undecided, vendor_t
     assert not cpu.wanted()
     assert (tmp_path / "calls").read_text() == "call\n"
     question = "import sys; from rltr_verl import cpu; print(cpu.wanted(), 'torch' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, timeout=60, check=True)
+    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, timeout=500, check=True)
     assert answer.stdout.split() == ["False", "False"]
 
 
@@ -116,6 +116,6 @@ def test_taking_over_from_verls_guess_is_silent():
     )
     environment = {**os.environ, "VERL_USE_EXTERNAL_PLUGINS": "none"}
     environment.pop("VERL_PLATFORM", None)
-    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=500)
     assert run.stdout.split() == ["cpu", "False"], run.stderr
     assert "Replacing" not in run.stderr

@@ -38,7 +38,7 @@ def sft(model: str, data: Path, folder: Path, steps: int, log: str) -> list[dict
     command += [f"trainer.default_local_dir={folder}", "data.ignore_input_ids_mismatch=True"]
     command += ["checkpoint.save_contents=[model,optimizer,extra,hf_model]"]
     environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(folder.parent / log), "HYDRA_FULL_ERROR": "1"}
-    done = subprocess.run(command, env=environment, cwd=folder.parent, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, env=environment, cwd=folder.parent, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in (folder.parent / log).read_text().splitlines()]
 

@@ -20,7 +20,7 @@ def run(ranks: int, model: str, checkpoint: Path) -> dict:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     environment = {**os.environ, "RLTR_CPU_THREADS": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, SCRIPT, model, checkpoint], env=environment, capture_output=True, text=True, timeout=240
+        [*command, SCRIPT, model, checkpoint], env=environment, capture_output=True, text=True, timeout=500
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
     assert done.returncode == 0 and lines, done.stderr[-4000:]

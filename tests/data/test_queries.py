@@ -149,7 +149,6 @@ def test_parquet_from_pandas(tmp_path):
         ("q.csv", b"query,query\nx,y\n", "column 'query' stands twice"),
         ("q.csv", b"query,ned\nx,y\n", "unknown column 'ned'. Fix: did you mean 'needs'"),
         ("q.csv", b'query\nx\n"a\nb\n', "row 3: not readable as CSV"),
-        ("q.csv", b"query\nx\n\xff\ny\n", "row 3: not readable as CSV"),
         ("q.csv", b"query\nx\n" + b"y" * 140_000, "row 3: not readable as CSV (field larger"),
         ("q.parquet", b"PAR1 no", "not a parquet file"),
         ("q.jsonl", '{"query": "q"}'.encode("utf-16"), "the file is UTF-16"),
@@ -163,6 +162,15 @@ def test_files_that_cannot_be_read_as_a_whole(tmp_path, name, content, message):
     with pytest.raises(DataError) as caught:
         read(tmp_path / name)
     assert message in str(caught.value) and caught.value.fix and name in caught.value.where
+
+
+def test_a_byte_that_is_no_text_spoils_its_row_only(tmp_path):
+    path = tmp_path / "q.csv"
+    path.write_bytes(b"query\nx\n\xff\ny\n")
+    rows = list(checked_rows(path, frozenset(), lambda _: None))
+    assert [query.query for _, query, _ in rows if query] == ["x", "y"]
+    (error,) = [error for _, _, errors in rows for error in errors]
+    assert "row 3" in error.where and "field 'query': holds a byte that is not UTF-8" in str(error)
 
 
 def test_parquet_whose_text_is_no_text(tmp_path):

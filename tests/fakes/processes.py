@@ -18,7 +18,7 @@ def living(mark: float) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if _is_marked(process, str(mark))]
 
 
-def gone(mark: float, within: float = 30.0) -> bool:
+def gone(mark: float, within: float = 120.0) -> bool:
     """Whether no such process is left, at once or soon."""
     deadline = time.monotonic() + within
     while living(mark):

@@ -24,11 +24,11 @@ async def asking(*servers, urls=(), **options):
         await client.close()
 
 
-async def complete(client, within=20.0, **options):
+async def complete(client, within=120.0, **options):
     return await client.complete(PAYLOAD, deadline=asyncio.get_running_loop().time() + within, **options)
 
 
-async def failure(client, within=20.0):
+async def failure(client, within=120.0):
     with pytest.raises(ChatFailed) as caught:
         await complete(client, within)
     return caught.value
@@ -204,42 +204,46 @@ async def test_retry_after_is_waited_for():
 
 async def test_retry_after_holds_up_the_other_requests_too():
     """A rate limit: what is sent meanwhile would only be refused."""
+    opens: list[float] = []
+
+    def limited(*_):
+        now = asyncio.get_running_loop().time()
+        if not opens:
+            opens.append(now + 1)
+        return "1" if now >= opens[0] else Reply(status=429, headers={"Retry-After": "1"})
+
     async with (
-        FakeServer([Reply(status=429, headers={"Retry-After": "1"}), "1"]) as server,
+        FakeServer(limited) as server,
         asking(server, retries=1) as client,
     ):
         first = asyncio.create_task(complete(client))
-        await asyncio.sleep(0.3)
+        while not client._servers[0].closed_until:  # until it has read the refusal
+            await asyncio.sleep(0)
         await asyncio.gather(first, *(complete(client) for _ in range(20)))
     assert server.count == 22
 
 
 async def test_retry_after_beyond_the_deadline_fails_at_once():
-    async with FakeServer(Reply(status=429, headers={"Retry-After": "3600"})) as server, asking(server) as client:
-        start = time.monotonic()
-        assert (await failure(client, within=30)).status == 429
-        assert (await failure(client, within=30)).kind == "deadline"
-        assert time.monotonic() - start < 10
+    refusal = Reply(status=429, headers={"Retry-After": "3600"})
+    async with FakeServer(refusal) as server, asking(server, timeout_s=3600) as client:
+        assert (await failure(client, within=3000)).status == 429
+        assert (await failure(client, within=3000)).kind == "deadline"
     assert server.count == 1
 
 
 @pytest.mark.parametrize("fault", [Reply(fault="hang"), Reply(fault="drip", drip_s=0.1)], ids=["hang", "drip"])
 async def test_a_request_ends_at_its_own_deadline(fault):
     """Cases C16a, C16b: a byte now and then does not prolong it."""
-    async with FakeServer(fault) as server, asking(server, timeout_s=0.5, retries=1) as client:
-        start = time.monotonic()
-        error = await failure(client)
-        assert time.monotonic() - start < 8
+    async with FakeServer(fault) as server, asking(server, timeout_s=1, retries=1) as client:
+        error = await failure(client, within=3000)
     assert (error.kind, server.count) == ("timeout", 2)
-    assert "no reply within 0.5 s" in str(error)
+    assert "no reply within 1 s" in str(error)
 
 
 @pytest.mark.parametrize("fault", [Reply(fault="hang"), Reply(status=500), BUSY], ids=["hang", "500", "429"])
 async def test_everything_ends_at_the_callers_deadline(fault):
     async with FakeServer(fault) as server, asking(server, retries=1000) as client:
-        start = time.monotonic()
         error = await failure(client, within=1.0)
-        assert time.monotonic() - start < 5
     assert error.kind in ("deadline", "http")
 
 
@@ -273,7 +277,7 @@ async def test_a_failed_url_rests_and_the_other_answers():
     async with (
         FakeServer(Reply(status=500)) as broken,
         FakeServer() as sound,
-        asking(broken, sound, urls=[DEAD], retries=2) as client,
+        asking(broken, sound, urls=[DEAD], retries=2, rest_s=3600) as client,
     ):
         for _ in range(30):
             assert (await complete(client)).url == sound.url
@@ -304,7 +308,7 @@ async def test_a_hanging_url_rests():
     async with (
         FakeServer(Reply(fault="hang")) as hanging,
         FakeServer() as sound,
-        asking(hanging, sound, timeout_s=0.5) as client,
+        asking(hanging, sound, timeout_s=2, rest_s=3600) as client,
     ):
         for _ in range(20):
             assert (await complete(client)).url == sound.url
@@ -324,11 +328,9 @@ def hanging_now_and_then(number, _):
 
 async def test_a_few_requests_that_hang_are_given_up_long_before_their_timeout():
     """No reply long after all others: asked again, and nobody waits for the timeout."""
-    async with FakeServer(hanging_now_and_then, latency_s=0.01) as server, asking(server, timeout_s=50) as client:
-        await asyncio.gather(*(complete(client, within=100) for _ in range(100)))
-        start = time.monotonic()
-        await asyncio.gather(*(complete(client, within=100) for _ in range(100)))
-        assert time.monotonic() - start < 40
+    async with FakeServer(hanging_now_and_then, latency_s=0.01) as server, asking(server, timeout_s=5000) as client:
+        for _ in range(2):
+            await asyncio.wait_for(asyncio.gather(*(complete(client, within=5000) for _ in range(100))), 300)
     assert server.count >= 202
 
 
@@ -358,7 +360,7 @@ async def test_a_cancelled_request_leaves_nothing_in_flight():
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        for _ in range(500):
+        for _ in range(6000):
             if not server.active:
                 break
             await asyncio.sleep(0.01)
@@ -371,5 +373,5 @@ async def test_a_request_sent_before_any_reply_is_given_up_once_the_others_show_
         FakeServer(lambda number, _: Reply(fault="hang") if number == 0 else "1") as server,
         asking(server, timeout_s=600) as client,
     ):
-        replies = await asyncio.wait_for(asyncio.gather(*(complete(client, 600) for _ in range(100))), 60)
-    assert len(replies) == 100 and server.count == 101
+        replies = await asyncio.wait_for(asyncio.gather(*(complete(client, 600) for _ in range(100))), 300)
+    assert len(replies) == 100 and 101 <= server.count < 200  # a reply that comes late may be asked for again as well

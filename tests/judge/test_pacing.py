@@ -58,7 +58,7 @@ def test_one_event_loop_after_another():
         await asyncio.sleep(0)
 
     async def work():
-        return await asyncio.wait_for(paced.run(lambda: 2), 10)
+        return await asyncio.wait_for(paced.run(lambda: 2), 60)
 
     asyncio.run(leave_work_behind())
     assert asyncio.run(work()) == 2

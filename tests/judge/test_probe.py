@@ -13,6 +13,7 @@ from rltr_verl.config import JudgeSettings
 from rltr_verl.errors import ConfigError
 from rltr_verl.judge import probe as module
 from rltr_verl.judge.probe import ProbeResult, probe
+from tests.fakes.ports import dead_port
 
 PAGE = "<!DOCTYPE html><html><body>Welcome</body></html>"
 
@@ -84,12 +85,6 @@ def fault(server: Server, path="/v1", **more) -> ConfigError:
         probe(settings(root + path, **more))
     assert caught.value.fix
     return caught.value
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 def test_a_server_with_a_list_is_asked_once_and_tells_its_context():
@@ -284,9 +279,10 @@ def test_a_server_that_is_not_ready_is_asked_again():
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "no-such-host.invalid:{port}"])
 def test_nobody_listens(host):
-    url = f"http://{host.format(port=free_port())}/v1"
-    with pytest.raises(ConfigError, match=f"rltr.judge.base_url: '{url}' cannot be reached") as caught:
-        probe(settings(url))
+    with dead_port() as port:
+        url = f"http://{host.format(port=port)}/v1"
+        with pytest.raises(ConfigError, match=f"rltr.judge.base_url: '{url}' cannot be reached") as caught:
+            probe(settings(url))
     assert "Fix: start the server" in str(caught.value)
 
 
@@ -351,8 +347,8 @@ def test_a_proxy_is_named_where_it_would_have_mattered(monkeypatch, variable, by
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv(variable, "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", bypass)
-    with pytest.raises(ConfigError, match="cannot be reached") as caught:
-        probe(settings(f"http://127.0.0.1:{free_port()}/v1"))
+    with dead_port() as port, pytest.raises(ConfigError, match="cannot be reached") as caught:
+        probe(settings(f"http://127.0.0.1:{port}/v1"))
     assert (f"{variable} is set, but the judge is always asked directly" in caught.value.fix) is told
 
 

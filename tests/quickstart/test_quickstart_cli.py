@@ -43,7 +43,14 @@ def test_wrong_settings_end_before_any_work(out, words, named):
     status, text = invoke("quickstart", "--out", out, *words)
     assert status == 2
     assert named in text and "Fix:" in text
-    assert not (out / "world").exists() and not (out / "state.json").exists()
+    assert not out.exists()
+
+
+def test_a_folder_that_was_there_stays(out):
+    out.mkdir()
+    assert invoke("quickstart", "--out", out, "algo=sac")[0] == 2 and out.is_dir()
+    (out / "mine.txt").write_text("")
+    assert invoke("quickstart", "--out", out, "no.such.key=1")[0] == 2 and (out / "mine.txt").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_a_disk_error(tmp_path):

@@ -9,9 +9,11 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
+from rltr_verl.quickstart import run_quickstart
 from rltr_verl.quickstart.options import Options, Paths
 from rltr_verl.quickstart.report import write_report
 from rltr_verl.quickstart.samples import pick_samples, steps_of
+from rltr_verl.quickstart.stages import STAGES
 from rltr_verl.quickstart.state import RunState
 from rltr_verl.trajectory import Observation, ToolCall, Trajectory, Turn
 
@@ -163,3 +165,16 @@ def test_an_unreadable_call_and_a_plain_answer_are_shown_as_written():
     assert [(step.role, step.text) for step in shown] == [
         ("call", "unreadable call: {broken"), ("result", "Error: x"), ("text", "It is 5."),
     ]  # fmt: skip
+
+
+def test_a_finished_run_that_is_run_again_shows_its_table(finished, tmp_path):
+    options, paths, state = finished
+    values = write_report(options, paths, state, CURVES, Console(file=io.StringIO()))
+    again = Options(out=tmp_path / "again")
+    again.out.mkdir()
+    done = RunState(Paths(again.out).state, again.fingerprint())
+    for stage in STAGES:
+        done.finish(stage.name, values if stage is STAGES[-1] else {})
+    output = io.StringIO()
+    assert run_quickstart(again, console=Console(file=output, width=120)) == values
+    assert "all of val_unseen" in output.getvalue() and output.getvalue().count("done before") == len(STAGES)

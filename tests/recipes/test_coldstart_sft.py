@@ -1,21 +1,15 @@
-"""The cold-start recipe composes at every scale, fits verl's classes, and refuses bad input before it starts."""
+"""The cold-start recipe refuses bad input before it starts; that it composes is in ``test_sft_compose.py``."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig
 
 from rltr_verl._compose import compose_recipe
-from rltr_verl.errors import ConfigError, DataError, ModelError, WorldError
+from rltr_verl.errors import DataError, ModelError, WorldError
 from rltr_verl.preflight_sft import check_sft
 from rltr_verl.world import WorldSizes, build_world
-
-SCALES = sorted(path.stem for path in (Path(__file__).parents[2] / "recipes" / "sft_scale").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -25,21 +19,6 @@ def world(tmp_path_factory):
 
 def recipe(*overrides: str):
     return compose_recipe("rltr_coldstart_sft", list(overrides))
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_every_scale_composes_and_fits_verls_classes(scale):
-    config = recipe(f"sft_scale={scale}")
-    if scale != "cpu":
-        with pytest.raises(ConfigError, match=r"data\.train_files.*a value is missing"):
-            check_sft(config)
-        config.data.train_files = "conversations.parquet"
-    engine, optimizer = (omega_conf_to_dataclass(config[name]) for name in ("engine", "optim"))
-    assert isinstance(engine, FSDPEngineConfig) and engine.strategy == "fsdp2"
-    assert isinstance(optimizer, FSDPOptimizerConfig) and optimizer.lr > 0
-    assert "hf_model" in omega_conf_to_dataclass(config.checkpoint).save_contents
-    assert config.data.train_batch_size % config.trainer.n_gpus_per_node == 0
-    assert config.data.use_dynamic_bsz is False or config.data.max_token_len_per_gpu >= config.data.max_length
 
 
 def test_the_worlds_cold_start_passes(world):

@@ -13,12 +13,7 @@ import pytest
 from aiohttp import web
 
 from rltr_verl.rollout.reward_router import run_router
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from tests.fakes.ports import dead_port, free_port
 
 
 @pytest.fixture
@@ -51,7 +46,7 @@ def route() -> Iterator:
         process = multiprocessing.get_context("spawn").Process(target=run_router, args=("127.0.0.1", port, urls))
         process.start()
         started.append(process)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while True:
             assert process.is_alive() and time.monotonic() < deadline
             with socket.socket() as probe:
@@ -84,11 +79,11 @@ async def test_status_body_and_headers_come_back_as_the_server_sent_them(server,
 
 
 async def test_a_server_that_is_gone_is_a_fault_that_may_pass(route):
-    router = route([f"http://127.0.0.1:{free_port()}"])
-    url = f"{router}/v1/chat/completions"
-    async with aiohttp.ClientSession(trust_env=False) as client, client.post(url, json={}) as reply:
-        assert reply.status == 502
-        assert "ClientConnectorError" in await reply.text()
+    with dead_port() as port:
+        url = f"{route([f'http://127.0.0.1:{port}'])}/v1/chat/completions"
+        async with aiohttp.ClientSession(trust_env=False) as client, client.post(url, json={}) as reply:
+            assert reply.status == 502
+            assert "ClientConnectorError" in await reply.text()
 
 
 async def test_requests_at_the_same_time_go_to_different_servers(route):
@@ -117,7 +112,7 @@ async def test_requests_at_the_same_time_go_to_different_servers(route):
     async with aiohttp.ClientSession(trust_env=False) as client:
         asked = [asyncio.create_task(ask(client)) for _ in range(6)]
         for _ in range(6):
-            await asyncio.wait_for(waiting.acquire(), 60)
+            await asyncio.wait_for(waiting.acquire(), 300)
         released.set()
         assert sorted(await asyncio.gather(*asked)) == [0, 0, 1, 1, 2, 2]
     for runner, _ in servers:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from rltr_verl._compose import compose_recipe
+from rltr_verl.rollout import sampler
 from rltr_verl.rollout.sampler import LONGEST_WAIT, SHORTEST_WAIT, next_wait
 
 SCALES = sorted(path.stem for path in (Path(__file__).parents[2] / "recipes" / "scale").glob("*.yaml"))
@@ -79,8 +79,8 @@ def test_built_by_verl_it_has_the_settings_of_verls_own(mode: str, changes: dict
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_recipe_uses_it(scale: str) -> None:
-    sampler = compose_recipe("rltr_planner", [f"scale={scale}"]).trainer.v1.sampler
-    assert dict(sampler.custom_sampler) == SAMPLER
+    node = compose_recipe("rltr_planner", [f"scale={scale}"]).trainer.v1.sampler
+    assert dict(node.custom_sampler) == SAMPLER
 
 
 def test_waits_grow_with_the_time_waited_and_are_bounded() -> None:
@@ -89,19 +89,45 @@ def test_waits_grow_with_the_time_waited_and_are_bounded() -> None:
     assert next_wait(1e6) == LONGEST_WAIT
 
 
-@pytest.mark.parametrize("mode", ["sync", "separate_async"])
-def test_a_batch_is_noticed_soon_after_it_is_ready(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The metadata are stood in for; waiting, selection and the hand-over are verl's and ours."""
-    import transfer_queue
+class _Clock:
+    """Time that passes only where the buffer sleeps."""
 
+    now = 1000.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def time(self) -> float:
+        return self.now
+
+    monotonic = time
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    """The clock of verl's buffers and of ours; TransferQueue has nothing to clear."""
+    import transfer_queue
+    from verl.trainer.ppo.v1 import replay_buffer
+
+    found = _Clock()
     monkeypatch.setattr(transfer_queue, "kv_clear", lambda **_: None)
+    monkeypatch.setattr(replay_buffer, "time", found)
+    monkeypatch.setattr(sampler, "time", found)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["sync", "separate_async"])
+@pytest.mark.parametrize("seconds", [0.3, 20.0, 200.0])
+def test_a_batch_is_noticed_soon_after_it_is_ready(
+    mode: str, seconds: float, clock: _Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata are stood in for; waiting, selection and the hand-over are verl's and ours."""
     buffer = _Trainer(mode, custom=True)._build_replay_buffer()
-    ready = time.monotonic() + 0.3
-    looks = SimpleNamespace(n=0)
+    begin, looks = clock.now, SimpleNamespace(n=0)
 
     def look() -> None:
         looks.n += 1
-        state = buffer.finished_keys if time.monotonic() >= ready else buffer.running_keys
+        state = buffer.finished_keys if clock.now >= begin + seconds else buffer.running_keys
         buffer.running_keys.clear()
         state["train"] = {"uid"}
         buffer.prompt_global_steps["train"] = {"uid": 1}
@@ -110,24 +136,21 @@ def test_a_batch_is_noticed_soon_after_it_is_ready(mode: str, monkeypatch: pytes
     monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", look)
     batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=1)
     assert batch.keys == ["uid_0_0"]
-    assert time.monotonic() - ready < 0.15
-    assert looks.n < 40
+    assert 0 <= clock.now - begin - seconds <= next_wait(seconds)
+    assert looks.n < 300  # every 10 ms it would be 20,000 of 200 s
 
 
 @pytest.mark.parametrize("refills", [False, True])
 def test_the_first_look_waits_for_half_of_the_last_batch_unless_groups_may_be_refilled(
-    refills: bool, monkeypatch: pytest.MonkeyPatch
+    refills: bool, clock: _Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import transfer_queue
-
-    monkeypatch.setattr(transfer_queue, "kv_clear", lambda **_: None)
     changes = {"trainer.v1.sampler.sync_refill_failed_groups": refills}
     buffer = _Trainer("sync", custom=True, **changes)._build_replay_buffer()
     state = SimpleNamespace(ready=0.0, waits=[])
 
     def look() -> None:
         state.waits.append(buffer.poll_interval)
-        keys = buffer.finished_keys if time.monotonic() >= state.ready else buffer.running_keys
+        keys = buffer.finished_keys if clock.now >= state.ready else buffer.running_keys
         buffer.running_keys.clear()
         keys["train"] = {"uid"}
         buffer.prompt_global_steps["train"] = {"uid": 1}
@@ -135,7 +158,7 @@ def test_the_first_look_waits_for_half_of_the_last_batch_unless_groups_may_be_re
 
     monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", look)
     for _ in range(2):
-        state.ready, state.waits = time.monotonic() + 0.2, []
+        state.ready, state.waits = clock.now + 0.2, []
         buffer.finished_keys.clear()
         buffer.sample(global_steps=1, partition_id="train", batch_size=1)
     first = state.waits[1]  # what was waited before the second look

@@ -124,12 +124,14 @@ def test_the_preflight_compares_the_prompts(world, tmp_path):
     check_sft(recipe(world))
     other = with_struct_tools(world, tmp_path, ("calculator", "days_between"))
     with pytest.raises(GateError, match=r"structs.parquet, row 0, turn 0: .*differs from the rollout's at token"):
-        check_sft(recipe(world, f"data.train_files={other}"))
-    check_sft(recipe(world, f"data.train_files={other}", "rltr.tools=[]", "rltr.tool_settings={}"))
+        check_sft(recipe(world, f"data.train_files={other}", "data.train_batch_size=8"))
+    none = ("rltr.tools=[]", "rltr.tool_settings={}")
+    check_sft(recipe(world, f"data.train_files={other}", "data.train_batch_size=8", *none))
 
 
-def test_the_preflight_names_a_row_that_verl_would_refuse(world):
-    with pytest.raises(GateError, match="row 0: verl refuses the conversation.*max_length.*Fix: raise data.max_length"):
+def test_the_preflight_counts_the_rows_that_cannot_be_trained_and_names_the_first(world):
+    named = r"row 0: 98 of 100 rows cannot be trained \(98 too_long\).* tokens, 16 allowed.*Fix: raise data.max_length"
+    with pytest.raises(DataError, match=named):
         check_sft(recipe(world, "data.max_length=16"))
 
 

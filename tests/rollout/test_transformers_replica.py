@@ -87,7 +87,7 @@ def _config(**settings: Any) -> RolloutConfig:
 
 def _wait_for_gpus(count: int) -> None:
     """Ray gives an ended actor's resources back a moment later, and verl asks only once."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while ray.available_resources().get("GPU", 0) < count:
         assert time.monotonic() < deadline, ray.available_resources()
         time.sleep(0.1)

@@ -107,6 +107,14 @@ async def _begin(server: TransformersServer, n: int = 4) -> list[asyncio.Task]:
     return tasks
 
 
+async def _no_token_is_drawn(server: TransformersServer) -> None:
+    """The engine runs in this loop, so that each turn of it is room for a step."""
+    drawn = (await server.get_status())["tokens_sampled"]
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+    assert (await server.get_status())["tokens_sampled"] == drawn
+
+
 async def test_abort_resume(server: TransformersServer) -> None:
     whole = await server.generate([7, 0], dict(GREEDY), "whole")
     tasks = await _begin(server, 4)
@@ -115,7 +123,7 @@ async def test_abort_resume(server: TransformersServer) -> None:
     parts = await asyncio.gather(*tasks)
     assert all(part.stop_reason == "aborted" and 0 < len(part.token_ids) < 32 for part in parts)
     late = asyncio.create_task(server.generate([7, 0, *parts[0].token_ids], dict(GREEDY), "late"))
-    await asyncio.sleep(0.05)
+    await _no_token_is_drawn(server)
     assert not late.done()
     await server.resume_generation()
     resumed = await late
@@ -128,7 +136,7 @@ async def test_a_leaving_replica_rejects_instead_of_holding(server: Transformers
     assert (output.token_ids, output.stop_reason) == ([], "aborted")
     await server.abort_all_requests()  # a plain abort restores waiting
     waiting = asyncio.create_task(server.generate([1, 2], dict(GREEDY), "r"))
-    await asyncio.sleep(0.05)
+    await _no_token_is_drawn(server)
     assert not waiting.done()
     await server.resume_generation()
     assert (await waiting).stop_reason == "completed"
@@ -149,7 +157,7 @@ async def test_sleep_waits_for_running_requests_and_frees_the_cache(server: Tran
     assert all(output.stop_reason == "completed" for output in await asyncio.gather(*tasks))
     assert (await server.get_status())["cache_bytes"] == 0
     later = asyncio.create_task(server.generate([7, 0], dict(GREEDY), "later"))
-    await asyncio.sleep(0.05)
+    await _no_token_is_drawn(server)
     assert not later.done()
     await server.wake_up(tags=["weights"])
     await server.wake_up(tags=["kv_cache"])
@@ -170,9 +178,7 @@ async def test_no_token_is_drawn_while_an_update_is_under_way(
     packed = [pack(name, tensor) for name, tensor in _trained(model)]
     tasks = await _begin(server, 2)
     await server.update_weights_bucket(packed[:4])
-    drawn = (await server.get_status())["tokens_sampled"]
-    await asyncio.sleep(0.05)
-    assert (await server.get_status())["tokens_sampled"] == drawn
+    await _no_token_is_drawn(server)
     await server.update_weights_bucket(packed[4:], last=True, global_steps=9)
     for i, output in enumerate(await asyncio.gather(*tasks)):
         fields = output.extra_fields

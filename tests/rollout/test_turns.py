@@ -212,7 +212,7 @@ async def test_tools_with_state_are_closed_however_the_trajectory_ends(counter, 
             raise RuntimeError("out of memory")
         if how == "cancelled":
             waiting.set()
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         return Output([], None, "aborted")
 
     rollout = Rollout(made.template.prompt_ids([{"role": "user", "content": "q"}]), 400)

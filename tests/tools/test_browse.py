@@ -188,6 +188,7 @@ async def test_a_body_is_read_to_its_bound(site, path):
         "<frameset><frame src='x'></frameset>",
         "<html><body>" + "<a href=" * 20_000,
         "<meta charset=" * 5000,
+        "<p " + " ".join(f"a{n}" for n in range(130_000)) + ">text</p>",
         "",
         "<p>a<b>c",
     ],

@@ -14,7 +14,12 @@ from rltr_verl.tools.calculator import calculator
         ("41 + 17", "58"),
         ("(41 + 17) / 2", "29"),
         ("10 / 4", "2.5"),
-        ("1 / 3", "0.3333333333"),
+        ("1 / 3", "0.333333333333333"),
+        ("98765432109876 / 2", "49382716054938"),
+        ("197530864219753 / 2", "98765432109876.5"),
+        ("12345678901234567890 / 10 + 1", "1234567890123456790"),
+        ("12345678.9012 * 1", "12345678.9012"),
+        ("2 / 0.5", "4"),
         ("-7 // 2", "-4"),
         ("17 % 5", "2"),
         ("2 ** 10", "1024"),
@@ -47,7 +52,7 @@ def test_refused(expression):
 
 @pytest.mark.parametrize("expression", ["9**9**9", "(9**50)**50", "9.0**60*" * 24 + "1", "2**-9999999", "((((" * 40])
 def test_bounded_in_time_and_size(expression):
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(BadArguments):
         calculator(expression)
-    assert time.perf_counter() - start < 0.5
+    assert time.thread_time() - start < 5  # of this thread's CPU; unbounded, it is minutes

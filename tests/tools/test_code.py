@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 
 import psutil
 import pytest
@@ -21,14 +20,14 @@ from tests.fakes.processes import gone, unique, zombies
 
 
 async def test_a_child_left_behind_is_gone_t01a():
-    mark, start = unique(60.0), time.monotonic()
+    mark = unique(600.0)
     assert await code(f"import subprocess;subprocess.Popen(['sleep','{mark}']);print('x')") == "x"
-    assert gone(mark) and time.monotonic() - start < 30
+    assert gone(mark)
 
 
 async def test_a_child_in_a_session_of_its_own_is_gone_t01b():
-    limit = unique(20.0)
-    program = "import os\nif os.fork()==0:\n    os.setsid()\n    import time;time.sleep(60)\nprint('p')"
+    limit = unique(100.0)
+    program = "import os\nif os.fork()==0:\n    os.setsid()\n    import time;time.sleep(600)\nprint('p')"
     assert await code(program, timeout_s=limit) == "p"
     assert gone(limit) and zombies() == []
 
@@ -67,9 +66,9 @@ async def test_a_huge_line_is_bounded_t06a():
 
 
 async def test_endless_output_keeps_head_and_tail_t06b():
-    text = await code("n = 0\nwhile True:\n    print(n)\n    n += 1", timeout_s=1.0, cpu_s=60, output_chars=1000)
+    text = await code("n = 0\nwhile True:\n    print(n)\n    n += 1", timeout_s=4.0, cpu_s=60, output_chars=1000)
     lines = text.splitlines()
-    assert lines[:3] == ["0", "1", "2"] and lines[-1] == "[stopped: no end within 1 s]"
+    assert lines[:3] == ["0", "1", "2"] and lines[-1] == "[stopped: no end within 4 s]"
     assert int(lines[-3]) > 1000 and "bytes left out" in text
 
 
@@ -136,14 +135,13 @@ async def test_a_program_that_fails_is_the_model_s_mistake_unless_set_otherwise(
 
 
 async def test_statuses_in_a_rollout(monkeypatch):
-    runner = ToolRunner(load_tools(["code"], {"code": {"timeout_s": 2}}), timeout_s=60)
-
-    async def status(program):
+    async def status(program, timeout_s=60):
+        runner = ToolRunner(load_tools(["code"], {"code": {"timeout_s": timeout_s}}), timeout_s=120)
         return (await runner.run([ToolCall("code", {"code": program}, "")]))[0].status
 
     assert await status("1") is Status.OK
     assert await status("1/0") is Status.BAD_ARGUMENTS
-    assert await status("import time; time.sleep(60)") is Status.OK
+    assert await status("import time; time.sleep(600)", timeout_s=1) is Status.OK
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     assert await status("1") is Status.INFRASTRUCTURE
 
@@ -173,7 +171,8 @@ def test_a_limit_of_nothing_is_refused_at_start():
 
 
 def test_its_limit_of_time_is_known_to_the_runner():
-    assert load_tools(["code"], {"code": {"timeout_s": 7}})["code"].bound_s == 7
+    loaded = load_tools(["code"], {"code": {"timeout_s": 7}})["code"]
+    assert (loaded.bound_s, loaded.at_once) == (7, 256)
 
 
 def test_the_model_sees_one_argument():

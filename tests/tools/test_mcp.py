@@ -16,34 +16,31 @@ import pytest
 
 from rltr_verl.errors import ConfigError, ToolFailed
 from rltr_verl.schemas import argument_problem
+from rltr_verl.tool_guard import CallLimits
 from rltr_verl.tool_parameters import check_parameters
 from rltr_verl.tool_runner import ToolRunner
 from rltr_verl.tooling import load_tools
 from rltr_verl.toolkit.mcp_server import McpSettings, as_text
 from rltr_verl.tools.mcp import provide_tools
 from rltr_verl.trajectory import Status, ToolCall
+from tests.fakes.ports import free_port
 
 SERVER = str(Path(__file__).with_name("mcp_test_server.py"))
 NAMES = ["add", "refuse", "variable", "process", "die", "picture", "wait"]
 
 
 def stdio(**changes) -> McpSettings:
-    return McpSettings(**{"command": sys.executable, "args": [SERVER, "stdio"], **changes})
+    settings = {"command": sys.executable, "args": [SERVER, "stdio"], "start_timeout_s": 300}
+    return McpSettings(**{**settings, **changes})
 
 
 def tools(**servers: McpSettings) -> dict:
     return {tool.name: tool for tool in provide_tools(servers=servers)}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def start_http(port: int) -> subprocess.Popen:
     process = subprocess.Popen([sys.executable, SERVER, "http", str(port)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -66,7 +63,7 @@ def http_url():
 def found(request):
     if request.param == "stdio":
         return tools(tests=stdio())
-    return tools(tests=McpSettings(url=request.getfixturevalue("http_url")))
+    return tools(tests=McpSettings(url=request.getfixturevalue("http_url"), start_timeout_s=300))
 
 
 def test_every_tool_is_shown_with_the_servers_schema(found):
@@ -107,7 +104,7 @@ async def test_a_cancelled_call_leaves_the_server_as_it_is(found):
 
 
 async def test_the_runners_timeout_ends_a_call(found):
-    runner = ToolRunner(found, timeout_s=0.5)
+    runner = ToolRunner(found, timeout_s=60, limits={"wait": CallLimits(timeout_s=0.5)})
     (late,) = await runner.run([ToolCall("wait", {"seconds": 30}, "")])
     (next_one,) = await runner.run([ToolCall("add", {"a": 1}, "")])
     assert (late.status, next_one.status, next_one.text) == (Status.TIMEOUT, Status.OK, "2")
@@ -134,7 +131,7 @@ async def test_an_http_server_that_was_restarted_is_found_again():
     port = free_port()
     process = start_http(port)
     try:
-        found = tools(again=McpSettings(url=f"http://127.0.0.1:{port}/mcp"))
+        found = tools(again=McpSettings(url=f"http://127.0.0.1:{port}/mcp", start_timeout_s=300))
         assert await found["add"].call(a=1) == "2"
         process.kill()
         process.wait()
@@ -224,6 +221,40 @@ for line in sys.stdin:
     if "id" in asked:
         print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}), flush=True)
 """
+
+
+COUNTER = """
+import json, sys
+calls = 0
+for line in sys.stdin:
+    asked = json.loads(line)
+    version = asked.get("params", {}).get("protocolVersion")
+    info = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "c", "version": "1"}}
+    schema = {"type": "object", "properties": {"code": {"type": "integer"}}}
+    answer = {"error": {"code": -32601, "message": "no such method"}}
+    if asked["method"] == "initialize":
+        answer = {"result": info}
+    elif asked["method"] == "tools/list":
+        answer = {"result": {"tools": [{"name": "count", "inputSchema": schema}]}}
+    elif asked["method"] == "tools/call":
+        calls += 1
+        code = asked["params"]["arguments"].get("code")
+        answer = {"result": {"content": [{"type": "text", "text": str(calls)}]}}
+        if code is not None:
+            answer = {"error": {"code": code, "message": "no such thing"}}
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("code", [-32600, -32000, -32602])
+async def test_no_error_of_a_call_takes_the_server_and_its_state_from_the_others(code):
+    settings = McpSettings(command=sys.executable, args=["-c", COUNTER], prefix=f"{-code}_", start_timeout_s=300)
+    (count,) = tools(counter=settings).values()
+    assert await count.call() == "1"
+    with pytest.raises(ToolFailed, match="no such thing"):
+        await count.call(code=code)
+    assert await count.call() == "3"
 
 
 def test_a_server_whose_list_is_none_is_told_at_start():

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 
-from rltr_verl.errors import BadArguments, ConfigError, DataError, ToolFailed
+from rltr_verl.errors import BadArguments, ConfigError, DataError, DiskError, ToolFailed
 from rltr_verl.tooling import check_tools, load_tools
 from rltr_verl.toolkit.document_index import DocumentIndex, build_index
-from rltr_verl.toolkit.documents import Document
+from rltr_verl.toolkit.documents import Document, read_documents
 from rltr_verl.tools.search import NOTHING_FOUND, search
 
 DOCUMENTS = [
@@ -183,6 +183,37 @@ def test_an_index_is_whole_or_not_there(corpus, tmp_path):
     (tmp_path / "mine").mkdir()
     with pytest.raises(DataError, match="no search index is here"):
         build_index(corpus, tmp_path / "mine", overwrite=True)
+
+
+@pytest.mark.parametrize("place", ["file/index", "link"])
+def test_an_index_that_cannot_be_written_is_one_error(corpus, tmp_path, place):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises((DataError, DiskError), match=rf"{tmp_path / place}: .*Fix: choose another folder"):
+        build_index(corpus, tmp_path / place)
+
+
+def test_an_index_older_than_its_documents_says_so(corpus, tmp_path, caplog):
+    build_index(corpus, tmp_path / "index")
+    DocumentIndex.open(tmp_path / "index")
+    assert not caplog.records
+    with open(corpus, "a", encoding="utf-8") as file:
+        file.write("\n")
+    DocumentIndex.open(tmp_path / "index")
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"documents in {corpus} have changed" in said and "--overwrite" in said
+    Path(corpus).unlink()
+    DocumentIndex.open(tmp_path / "index")
+    assert len(caplog.records) == 1
+
+
+def test_bytes_of_a_parquet_file_are_read_as_text(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["Arlen täwn".encode()], "title": [b"Arlen"]}), path)
+    assert list(read_documents(path)) == [Document("Arlen täwn", "Arlen")]
+    pq.write_table(pa.table({"text": [b"fine", b"\xff\xfe"]}), path)
+    with pytest.raises(DataError, match="a.parquet, row 2: bytes that are not UTF-8"):
+        list(read_documents(path))
 
 
 def test_what_is_no_index_is_named_with_the_fix(index, tmp_path):

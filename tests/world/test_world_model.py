@@ -95,7 +95,7 @@ def test_sft_mask_covers_the_assistant_turns_and_nothing_else(dataset, tokenizer
         row = dataset[index]
         trained = tokenizer.decode(row["input_ids"][row["loss_mask"].bool()])
         turns = [message["content"] for message in dataset.messages[index] if message["role"] == "assistant"]
-        assert trained == "".join(f"{text}<|im_end|>\n" for text in turns)
+        assert trained == "<|im_end|>".join(turns)
 
 
 def test_message_by_message_rendering_equals_the_whole(tokenizer, tools):
