@@ -92,11 +92,11 @@ def test_an_interrupted_run_goes_on_without_ray(started, number):
         os.killpg(process.pid, number)  # as a terminal sends Ctrl-C
     else:
         process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 130 and "interrupted: " in err, err
     done = len(lines_of(started.folder))
     assert 20 <= done < len(WANTED)
-    assert not psutil.wait_procs(below, timeout=60)[1]
+    assert not psutil.wait_procs(below, timeout=300)[1]
     argv = [word for word in process.args if word not in ("--ray", "local")]
     assert subprocess.run(argv, cwd=ROOT, capture_output=True, timeout=240).returncode == 0
     assert sorted(line["id"] for line in lines_of(started.folder)) == WANTED
