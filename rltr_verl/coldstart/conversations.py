@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 
 from rltr_verl.coldstart.records import Sample
+from rltr_verl.data.prompt_files import LANGUAGES, load_end_to_end_prompt, load_planner_prompt
 from rltr_verl.judge.prompt_files import PromptPack
 from rltr_verl.judge.prompting import judge_messages
 from rltr_verl.parsing import STOP_MARKER
@@ -31,14 +32,19 @@ class Row:
 def planner_row(sample: Sample, style: TurnStyle) -> Row:
     """Ends with the turn that stops, behind the marker; an answer that was written behind it is left out."""
     turns = _recorded(_played(sample), style)
-    return _row(sample, (*turns[:-1], WrittenTurn(_up_to_marker(turns[-1].text))))
+    return _row(_prompt(sample), (*turns[:-1], WrittenTurn(_up_to_marker(turns[-1].text))))
 
 
 def end_to_end_row(sample: Sample, answer: str, style: TurnStyle) -> Row:
-    """The same turns; the last one goes on with the answer and ends as turns do."""
+    """The same turns; the last one goes on with the answer and ends as turns do.
+
+    The shipped planner prompt, which says that somebody else answers, gives way to the end-to-end one; a prompt of the
+    user's own stays.
+    """
     turns = _recorded(_played(sample), style)
     text = f"{_up_to_marker(turns[-1].text)}{answer}</answer>"
-    return _row(sample, (*turns[:-1], WrittenTurn(text, style.last_end)))
+    prompt = [_end_to_end(message) for message in _prompt(sample)]
+    return _row(prompt, (*turns[:-1], WrittenTurn(text, style.last_end)))
 
 
 def summarizer_row(sample: Sample, answer: str, prompt: PromptPack, max_chars: int, style: TurnStyle) -> Row:
@@ -92,9 +98,18 @@ def _up_to_marker(text: str) -> str:
     return head + marker
 
 
-def _row(sample: Sample, turns: tuple[WrittenTurn, ...]) -> Row:
-    prompt = [dict(message) for message in sample.task.prompt]
-    messages = [{"role": message["role"], "content": message["content"]} for message in prompt]
+def _prompt(sample: Sample) -> list[Message]:
+    return [{"role": message["role"], "content": message["content"]} for message in sample.task.prompt]
+
+
+def _end_to_end(message: Message) -> Message:
+    shipped = {load_planner_prompt(language).system: language for language in LANGUAGES}
+    language = shipped.get(message["content"]) if message["role"] == "system" else None
+    return {**message, "content": load_end_to_end_prompt(language).system} if language else message
+
+
+def _row(prompt: list[Message], turns: tuple[WrittenTurn, ...]) -> Row:
+    messages = [dict(message) for message in prompt]
     for turn in turns:
         messages.append({"role": "assistant", "content": turn.text})
         messages += [{"role": "tool", "content": text} for text in turn.observations]

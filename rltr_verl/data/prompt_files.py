@@ -3,6 +3,8 @@
 The system message says what a planner is. How a call is written is left to the model's chat template, which also lists
 the tools. A system message that is empty is left out of the prompt. A dollar sign is written ``$$``.
 
+The prompt of an end-to-end agent is the planner's, but for who writes the answer.
+
 The summarizer's prompt is a file of the same form, whose user message holds ``$record`` between two lines with
 ``$token``: the query and the calls with their results.
 """
@@ -31,11 +33,13 @@ _WORD = re.compile(r"[^\W\d_\u2e80-\U0003ffff]+")
 @lru_cache
 def load_planner_prompt(language: Language = "en") -> PromptPack:
     """The shipped planner prompt in ``language``, named ``planner_en`` or ``planner_zh``."""
-    if language not in LANGUAGES:
-        fix = f"languages: {', '.join(LANGUAGES)}."
-        raise ConfigError(f"no planner prompt in language '{language}'", where=_WHERE, fix=fix)
-    file = resources.files("rltr_verl.data") / "prompts" / f"planner_{language}.txt"
-    return parse_planner_prompt(file.read_text("utf-8"), f"planner_{language}", file.name)
+    return parse_planner_prompt(*_shipped("planner", language))
+
+
+@lru_cache
+def load_end_to_end_prompt(language: Language = "en") -> PromptPack:
+    """The shipped prompt of an agent that also answers, named ``end_to_end_en`` or ``end_to_end_zh``."""
+    return parse_planner_prompt(*_shipped("end_to_end", language))
 
 
 def load_planner_prompt_file(path: str | Path) -> PromptPack:
@@ -51,11 +55,7 @@ def load_planner_prompt_file(path: str | Path) -> PromptPack:
 @lru_cache
 def load_summarizer_prompt(language: Language = "en") -> PromptPack:
     """The shipped summarizer prompt in ``language``, named ``summarizer_en`` or ``summarizer_zh``."""
-    if language not in LANGUAGES:
-        fix = f"languages: {', '.join(LANGUAGES)}."
-        raise ConfigError(f"no summarizer prompt in language '{language}'", where=_WHERE, fix=fix)
-    file = resources.files("rltr_verl.data") / "prompts" / f"summarizer_{language}.txt"
-    return parse_summarizer_prompt(file.read_text("utf-8"), f"summarizer_{language}", file.name)
+    return parse_summarizer_prompt(*_shipped("summarizer", language))
 
 
 def load_summarizer_prompt_file(path: str | Path) -> PromptPack:
@@ -81,6 +81,16 @@ def parse_summarizer_prompt(text: str, name: str, file: str) -> PromptPack:
 def _is_enclosed(placeholders: list[str]) -> bool:
     at = placeholders.index("record")
     return placeholders.count("record") == 1 and "token" in placeholders[:at] and "token" in placeholders[at:]
+
+
+def _shipped(role: str, language: Language) -> tuple[str, str, str]:
+    """Text, name and file of a shipped prompt."""
+    if language not in LANGUAGES:
+        fix = f"languages: {', '.join(LANGUAGES)}."
+        raise ConfigError(f"no {role} prompt in language '{language}'", where=_WHERE, fix=fix)
+    name = f"{role}_{language}"
+    file = resources.files("rltr_verl.data") / "prompts" / f"{name}.txt"
+    return file.read_text("utf-8"), name, file.name
 
 
 def _read(path: str | Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rltr_verl.coldstart.conversations import (
@@ -11,7 +13,13 @@ from rltr_verl.coldstart.conversations import (
     summarizer_messages,
     summarizer_row,
 )
-from rltr_verl.data.prompt_files import load_summarizer_prompt
+from rltr_verl.data.prompt_files import (
+    LANGUAGES,
+    load_end_to_end_prompt,
+    load_planner_prompt,
+    load_summarizer_prompt,
+    prompt_messages,
+)
 from rltr_verl.rollout.sft_turns import RowRefused, TurnStyle
 from tests.coldstart.export_kit import QUERY, call, played, sample, template_of, two_turns
 
@@ -40,6 +48,23 @@ def test_an_end_to_end_row_has_the_same_turns_and_the_answer():
     assert whole.messages[:-1] == planner.messages[:-1]
     assert whole.messages[-1]["content"] == f"{LAST}41</answer>"
     assert whole.recorded.turns[-1].sampled == f"{LAST}41</answer><|im_end|>"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_an_end_to_end_row_asks_for_the_answer(language):
+    """The planner's prompt says never to write one."""
+    asked = prompt_messages(load_planner_prompt(language), QUERY)
+    subject = replace(sample(two_turns("qwen3")), task=replace(sample(two_turns("qwen3")).task, prompt=tuple(asked)))
+    whole = end_to_end_row(subject, "41", STYLE)
+    assert whole.messages[:2] == prompt_messages(load_end_to_end_prompt(language), QUERY) != asked
+    assert whole.recorded.prompt == tuple(whole.messages[:2])
+    assert planner_row(subject, STYLE).messages[:2] == asked
+
+
+def test_a_prompt_of_the_users_own_stays_end_to_end():
+    asked = ({"role": "system", "content": "Mine."}, {"role": "user", "content": QUERY})
+    subject = replace(sample(two_turns("qwen3")), task=replace(sample(two_turns("qwen3")).task, prompt=asked))
+    assert end_to_end_row(subject, "41", STYLE).messages[:2] == list(asked)
 
 
 def test_a_turn_without_marker_or_with_a_thought_that_the_prompt_closes_is_refused():
