@@ -141,7 +141,7 @@ class _Export:
             built = builder.build(row.messages, tools, self.options.max_length)
             builder.check(built, row.recorded, tools)
             if name != "summarizer":
-                self._check_prompt(sample, built.prompt_ids)
+                self._check_prompt(sample, row, built.prompt_ids)
         except RowRefused as refusal:
             report.refuse(sample.id, refusal)
             return
@@ -153,12 +153,12 @@ class _Export:
         report.longest = max(report.longest, length)
         report.difficulties[_difficulty(sample) or "not given"] += 1
 
-    def _check_prompt(self, sample: Sample, prompt_ids: list[int]) -> None:
-        """The prompt is the one that a planner of the recipe is shown for this query."""
+    def _check_prompt(self, sample: Sample, row: Row, prompt_ids: list[int]) -> None:
+        """The prompt is the one that the recipe's tools and template make of the row's messages."""
         if self.planner is None:
             return
         shown = list(self.planner.shown(sample.task.info).values())
-        expected = self.planner.template.prompt_ids([dict(message) for message in sample.task.prompt], shown)
+        expected = self.planner.template.prompt_ids([dict(message) for message in row.recorded.prompt], shown)
         if prompt_ids != expected:
             from rltr_verl.rollout.sft_prompts import difference
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from rltr_verl.coldstart.export_report import SETS, ExportOptions, Report
 from rltr_verl.coldstart.loss import LOSS_POLICIES
 from rltr_verl.coldstart.parquet import RowFile, tools_type
 from rltr_verl.config import load_settings
+from rltr_verl.data.prompt_files import load_planner_prompt, prompt_messages
 from rltr_verl.errors import ConfigError, DataError
 from rltr_verl.rollout.sft_prompts import open_dataset
+from rltr_verl.tooling import load_tools
 from tests.coldstart.export_kit import FAMILIES, call, played, sample, select, template_of, tokenizer_of, two_turns
 from tests.fakes.families import TOOLS
 
@@ -174,6 +177,22 @@ def test_a_prompt_that_the_planner_is_not_shown_is_refused(tmp_path):
     report = exported(tmp_path, node={"tools": ["calculator"]}, answers="none")
     assert report.prompts_compared and report.sets["planner"].refused == {"prompt": 2}
     assert "differs from the rollout's at token" in report.sets["planner"].first["prompt"]
+
+
+def test_the_shipped_prompts_pass_with_the_recipes_tools_in_both_sets(tmp_path):
+    """End to end the planner's prompt gives way to another one, which is no difference of the tools or the template."""
+    tool = tmp_path / "find.py"
+    tool.write_text(
+        'from rltr_verl import tool\n\n@tool\ndef find(query: str) -> str:\n    """Find."""\n    return query\n'
+    )
+    node = {"tools": [str(tool)]}
+    shown = tuple(item.schema for item in load_tools(node["tools"], {}).values())
+    prompt = tuple(prompt_messages(load_planner_prompt("en"), "How warm is it in Arlen?"))
+    subject = sample(replace(two_turns(QWEN), tools=shown), reference="41")
+    select(tmp_path, [replace(subject, task=replace(subject.task, prompt=prompt))])
+    report = exported(tmp_path, node=node)
+    assert report.prompts_compared
+    assert [(found.rows, dict(found.refused)) for found in report.sets.values()] == [(1, {})] * 3
 
 
 def test_what_is_missing_is_named(tmp_path):
