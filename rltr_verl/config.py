@@ -101,7 +101,7 @@ class CacheSettings(Settings):
 
 
 class BudgetSettings(Settings):
-    """What the judge may cost. Once spent, further trajectories are unscored."""
+    """What may be spent. Once it is, the judge leaves trajectories unscored, and the teacher stops."""
 
     money: float | None = Field(None, ge=0, description="In the currency of the prices; null: no limit.")
     tokens: int | None = Field(None, ge=0, description="Prompt and completion tokens together; null: no limit.")
@@ -164,7 +164,7 @@ class TeacherSettings(EndpointSettings):
     policy: str = Field("teacher", description="scripted: oracle, lazy, spammer, forger, random or teacher.")
     style: Literal["chat", "completions"] = Field(
         "chat",
-        description="chat: messages and tools, the server's template; completions: the planner's own template as text.",
+        description="chat: messages and tools, the server's template; completions: the rollout's own ids.",
     )
     max_tokens: int = Field(4096, ge=1, description="Longest turn, reasoning included [ours].")
     max_trajectory_tokens: int = Field(
