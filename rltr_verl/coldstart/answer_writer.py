@@ -16,6 +16,7 @@ from typing import Any
 
 from rltr_verl.coldstart.answers import FAILED, Answer, checked
 from rltr_verl.coldstart.conversations import known_answer, summarizer_messages
+from rltr_verl.coldstart.interrupts import run_interruptibly
 from rltr_verl.coldstart.records import Sample
 from rltr_verl.coldstart.store import Appender, Folder, read_lines
 from rltr_verl.config import TeacherSettings
@@ -71,7 +72,7 @@ class AnswerWriter:
             StageError: the endpoint is down.
             DiskError: ``answers.jsonl`` cannot be written.
         """
-        return asyncio.run(self._write(samples))
+        return run_interruptibly(lambda: self._write(samples))
 
     async def _write(self, samples: Iterable[Sample]) -> dict[str, Answer]:
         stored = {line["key"]: _stored(line) for line in read_lines(self.folder.answers)}

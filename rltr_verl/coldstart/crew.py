@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import signal
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from typing import Any
 
+from rltr_verl.coldstart.interrupts import until_signal
 from rltr_verl.coldstart.recording import Recorder, Summary
 from rltr_verl.coldstart.records import Task
 from rltr_verl.coldstart.teacher import Teacher, TeacherFailed
@@ -53,7 +51,7 @@ class Crew:
         """
         stop, teacher = asyncio.Event(), open_teacher()
         try:
-            with _until_signal(stop):  # behind the opening: Ray sets a handler of its own
+            with until_signal(stop):  # behind the opening: Ray sets a handler of its own
                 await self._until(stop, teacher)
         finally:
             await teacher.close()
@@ -126,26 +124,3 @@ def _stopped(problem: str) -> SamplingStopped:
 def _spent(name: str, spent: str, limit: str) -> SamplingStopped:
     where = f"rltr.teacher.budget.{name}"
     return SamplingStopped(f"{spent} spent, the limit is {limit}", where=where, fix=f"raise {where} to go on.")
-
-
-@contextmanager
-def _until_signal(stop: asyncio.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set ``stop``, once; a second one does what it does elsewhere."""
-    loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
-
-    def ask() -> None:
-        stop.set()
-        restore()
-
-    def restore() -> None:
-        for number in signals:
-            with suppress(ValueError, RuntimeError):
-                loop.remove_signal_handler(number)
-
-    if threading.current_thread() is threading.main_thread():
-        for number in signals:
-            loop.add_signal_handler(number, ask)
-    try:
-        yield
-    finally:
-        restore()

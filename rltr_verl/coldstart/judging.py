@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from rltr_verl.coldstart.interrupts import run_interruptibly
 from rltr_verl.coldstart.ledger import Candidate, Reason
 from rltr_verl.coldstart.records import Sample
 from rltr_verl.coldstart.store import Appender, read_lines
@@ -134,7 +135,7 @@ class Judging:
         if not candidates:
             return
         with Appender(self._path) as verdicts:
-            asyncio.run(self._all(candidates, verdicts))
+            run_interruptibly(lambda: self._all(candidates, verdicts))
 
     async def _all(self, candidates: Sequence[Candidate], verdicts: Appender) -> None:
         """As many candidates at a time as the judge may have requests, so that each finished one is let go."""
