@@ -7,6 +7,7 @@ One test a tool and check. Settings and arguments of a good call stand in ``pyte
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,3 +73,10 @@ class ContractItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, None, str]:
         """Where the test is and what it is called."""
         return self.path, None, self.name
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """Let go of what the checks left behind now. Its last words would else come while some plugin is being imported,
+    and CPython 3.11 cannot format a traceback in the middle of parsing a file."""
+    gc.collect()
