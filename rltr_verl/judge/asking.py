@@ -24,6 +24,28 @@ def sampling_fields(settings: EndpointSettings) -> dict[str, Any]:
     return body
 
 
+def open_client(
+    settings: EndpointSettings, *, path: str = "/chat/completions", read: Read = read_finished
+) -> tuple[NodeSlots, ChatClient]:
+    """The slots of the node for these URLs, and a client within them; no connection is opened.
+
+    Raises :class:`ConfigError` for a key variable that is not set.
+    """
+    urls = settings.base_urls
+    slots = NodeSlots(settings.concurrency, " ".join(sorted(urls)), sockets=len(urls))
+    client = ChatClient(
+        urls,
+        slots=slots,
+        headers=auth_headers(settings.api_key_env),
+        timeout_s=settings.timeout_s,
+        retries=settings.retries,
+        rest_s=settings.rest_s,
+        path=path,
+        read=read,
+    )
+    return slots, client
+
+
 class Endpoint:
     """The model that ``settings`` describe.
 
@@ -48,25 +70,14 @@ class Endpoint:
         path: str = "/chat/completions",
         read: Read = read_finished,
     ) -> None:
-        urls = settings.base_urls
-        if not urls or not settings.model:
+        if not settings.base_urls or not settings.model:
             fix = f"set {node}.base_url=http://host:8000/v1 and {node}.model=NAME."
             raise ConfigError("no endpoint is named", where=node, fix=fix)
         check_prices(settings.budget, node)
         self.model = settings.model
         self._fields = {**sampling_fields(settings), "model": settings.model}
         self._budget = Budget(settings.budget, account, node)
-        self._slots = NodeSlots(settings.concurrency, " ".join(sorted(urls)), sockets=len(urls))
-        self._client = ChatClient(
-            urls,
-            slots=self._slots,
-            headers=auth_headers(settings.api_key_env),
-            timeout_s=settings.timeout_s,
-            retries=settings.retries,
-            rest_s=settings.rest_s,
-            path=path,
-            read=read,
-        )
+        self._slots, self._client = open_client(settings, path=path, read=read)
 
     async def ask(self, payload: Mapping[str, Any], deadline: float) -> tuple[ChatReply, Spending]:
         """The reply to ``payload``, whose fields stand over those of the settings, and what it cost.

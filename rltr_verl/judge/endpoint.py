@@ -19,15 +19,13 @@ from urllib.parse import urlsplit
 
 from rltr_verl.config import JudgeSettings
 from rltr_verl.errors import ConfigError, Unscored
-from rltr_verl.judge.asking import sampling_fields
+from rltr_verl.judge.asking import open_client, sampling_fields
 from rltr_verl.judge.base import Checker, Vote, Votes
-from rltr_verl.judge.chat import ChatClient
 from rltr_verl.judge.guards import deterministic_verdict
 from rltr_verl.judge.pacing import Paced
-from rltr_verl.judge.probe import auth_headers, served_context
+from rltr_verl.judge.probe import served_context
 from rltr_verl.judge.prompting import fit, load_prompt, load_prompt_file, new_token, placeholder_messages
 from rltr_verl.judge.replies import ChatFailed, ChatReply, shortened
-from rltr_verl.judge.slots import NodeSlots
 from rltr_verl.judge.structured import StructuredOutput
 from rltr_verl.judge.verdict import read_reply
 from rltr_verl.trajectory import Trajectory
@@ -131,16 +129,7 @@ class EndpointChecker(Checker):
             load_prompt_file(settings.prompt) if settings.prompt else load_prompt("completeness", settings.language)
         )
         self._structured = StructuredOutput(settings.structured, settings.thinking, settings.extra_body)
-        urls = settings.base_urls
-        self._slots = NodeSlots(settings.concurrency, " ".join(sorted(urls)), sockets=len(urls))
-        self._client = ChatClient(
-            urls,
-            slots=self._slots,
-            headers=auth_headers(settings.api_key_env),
-            timeout_s=settings.timeout_s,
-            retries=settings.retries,
-            rest_s=settings.rest_s,
-        )
+        self._slots, self._client = open_client(settings)
         self._sampling = sampling_fields(settings)
         self._flights = _SingleFlight()
         self._pace = Paced[_Question]()
